@@ -1,0 +1,139 @@
+"""`Budget`: how much a study may spend, as people write it: "20 trials", "15m", "2 gpu-h", or several at once."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from bo_tuner.errors import ConfigError
+
+__all__ = ["Budget", "Spent"]
+
+_UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_PART = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[a-z]+(?:[-\s]?h)?)", re.IGNORECASE)
+_EXAMPLES = 'as in "20 trials", "15m", "2 gpu-h" or "20 trials, 1h"'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """What a study has used so far."""
+
+    trials: int = 0
+    """Distinct configs with a result; retries do not count."""
+    seconds: float = 0.0
+    """Time a process was driving the study, interrupted trials included."""
+    device_seconds: float = 0.0
+    """The same, times the ranks it held."""
+
+    def to_dict(self) -> dict[str, float]:
+        """As `show --json` prints it."""
+        return {"trials": self.trials, "seconds": round(self.seconds, 3), "gpu_h": round(self.device_seconds / 3600, 6)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """Limits on a whole study; the one reached first ends it. None means no such limit.
+
+    A running trial is always finished: time limits are looked at between trials.
+    """
+
+    trials: int | None = None
+    """Distinct configs."""
+    seconds: float | None = None
+    """Wall time while the study is driven."""
+    device_hours: float | None = None
+    """Hours times ranks (GPU-hours on a GPU machine)."""
+
+    def __post_init__(self) -> None:
+        limits = (self.trials, self.seconds, self.device_hours)
+        if all(limit is None for limit in limits) or any(limit is not None and limit <= 0 for limit in limits):
+            raise ConfigError(f"a budget must be more than nothing, {_EXAMPLES}; got {self}")
+
+    @classmethod
+    def parse(cls, text: str | int | Budget) -> Budget:
+        """Read a budget; a bare whole number means trials.
+
+        Raises:
+            ConfigError: The text is not a budget, or names one kind twice.
+        """
+        if isinstance(text, Budget):
+            return text
+        if isinstance(text, int) or text.strip().isdigit():
+            return cls(trials=int(text))
+        found: dict[str, float] = {}
+        for part in _split(text):
+            kind, amount = _read(part, text)
+            if kind in found:
+                raise ConfigError(f"budget {text!r} limits {kind} twice; give each kind once, {_EXAMPLES}")
+            found[kind] = amount
+        trials = found.get("trials")
+        if trials is not None and trials != int(trials):
+            raise ConfigError(f"budget {text!r}: trials must be a whole number")
+        return cls(
+            trials=None if trials is None else int(trials),
+            seconds=found.get("time"),
+            device_hours=found.get("gpu-h"),
+        )
+
+    def is_used_up(self, spent: Spent) -> bool:
+        """One of the limits is reached."""
+        return (
+            (self.trials is not None and spent.trials >= self.trials)
+            or (self.seconds is not None and spent.seconds >= self.seconds)
+            or (self.device_hours is not None and spent.device_seconds >= self.device_hours * 3600)
+        )
+
+    def left(self, spent: Spent) -> str:
+        """What remains, for people: "7 trials, 12m left"."""
+        parts: list[str] = []
+        if self.trials is not None:
+            parts.append(f"{max(self.trials - spent.trials, 0)} trials")
+        if self.seconds is not None:
+            parts.append(_duration(max(self.seconds - spent.seconds, 0.0)))
+        if self.device_hours is not None:
+            parts.append(f"{max(self.device_hours - spent.device_seconds / 3600, 0.0):.2f} gpu-h")
+        return ", ".join(parts) + " left"
+
+    def __str__(self) -> str:
+        parts: list[str] = []
+        if self.trials is not None:
+            parts.append(f"{self.trials} trials")
+        if self.seconds is not None:
+            parts.append(f"{self.seconds:g}s")
+        if self.device_hours is not None:
+            parts.append(f"{self.device_hours:g} gpu-h")
+        return ", ".join(parts)
+
+
+def _split(text: str) -> list[str]:
+    parts = [part.strip() for part in re.split(r",|\+|\bor\b|\band\b", text) if part.strip()]
+    if not parts:
+        raise ConfigError(f"a budget must say how much, {_EXAMPLES}; got {text!r}")
+    return parts
+
+
+def _read(part: str, whole: str) -> tuple[str, float]:
+    """One limit as (kind, amount); "1h30m" is one limit of time."""
+    seconds = 0.0
+    matches = list(_PART.finditer(part))
+    if not matches or "".join(match.group() for match in matches).replace(" ", "") != part.replace(" ", ""):
+        raise ConfigError(f"a budget must read {_EXAMPLES}; got {part!r} in {whole!r}")
+    for match in matches:
+        number = float(match["number"])
+        unit = re.sub(r"\s", "-", match["unit"].lower())
+        if unit in ("trial", "trials") and len(matches) == 1:
+            return ("trials", number)
+        if unit in ("gpu-h", "gpuh", "device-h") and len(matches) == 1:
+            return ("gpu-h", number)
+        if unit not in _UNITS_S:
+            raise ConfigError(f"a budget must read {_EXAMPLES}; got the unit {match['unit']!r} in {whole!r}")
+        seconds += number * _UNITS_S[unit]
+    return ("time", seconds)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}h{minutes:02d}m"
+    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"

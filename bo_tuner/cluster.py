@@ -1,0 +1,218 @@
+"""`Cluster`: the devices a study runs on, detected or given."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from bo_tuner.errors import ClusterError, ConfigError
+from bo_tuner.text import gib
+
+__all__ = ["Cluster", "MemoryLimit"]
+
+DeviceKind = Literal["cpu", "cuda"]
+_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """The devices of a study: `n_ranks` alike, one a rank."""
+
+    device: DeviceKind
+    """What a rank computes on."""
+    n_ranks: int
+    """World size."""
+    device_name: str
+    """As the driver or the kernel calls it."""
+    memory_bytes: int
+    """Of one device; on a CPU one rank's even share of the machine."""
+    threads_per_rank: int = 1
+    """CPU threads a rank computes with; matters on a CPU only."""
+
+    @classmethod
+    def detect(cls, *, device: str = "auto", n_ranks: int | None = None) -> Cluster:
+        """What this machine has.
+
+        Args:
+            device: `cpu`, `cuda`, or `auto` for the GPUs where there are any.
+            n_ranks: Ranks to use; None for all visible GPUs, or for two CPU ranks.
+
+        Raises:
+            ClusterError: The device is not here, or has fewer than `n_ranks`.
+        """
+        if device not in ("auto", "cpu", "cuda"):
+            raise ClusterError(f"--device must be auto, cpu or cuda; got {device!r}")
+        if n_ranks is not None and n_ranks < 1:
+            raise ClusterError(f"--ranks must be at least 1; got {n_ranks}")
+        gpus = _visible_gpus() if device != "cpu" else []
+        if device == "cuda" and not gpus:
+            raise ClusterError("--device cuda needs a visible NVIDIA GPU, and the driver shows none; use --device cpu")
+        if gpus:
+            return cls._of_gpus(gpus, n_ranks)
+        n_cores = len(os.sched_getaffinity(0))
+        wanted = n_ranks if n_ranks is not None else min(2, n_cores)
+        if wanted > n_cores:
+            raise ClusterError(
+                f"--ranks must be at most the {n_cores} CPU cores this process may use; got {wanted}: "
+                f"use --ranks {n_cores} or fewer"
+            )
+        return cls(
+            device="cpu",
+            n_ranks=wanted,
+            device_name=_cpu_name(),
+            memory_bytes=_host_memory() // wanted,
+            threads_per_rank=n_cores // wanted,
+        )
+
+    @classmethod
+    def _of_gpus(cls, gpus: list[tuple[str, int]], n_ranks: int | None) -> Cluster:
+        wanted = n_ranks if n_ranks is not None else len(gpus)
+        if wanted > len(gpus):
+            raise ClusterError(
+                f"--ranks must be at most the {len(gpus)} visible GPUs; got {wanted}: use --ranks {len(gpus)} or fewer, "
+                "or show more in CUDA_VISIBLE_DEVICES"
+            )
+        used = gpus[:wanted]
+        names = sorted({name for name, _ in used})
+        return cls(
+            device="cuda",
+            n_ranks=wanted,
+            device_name=" + ".join(names),
+            memory_bytes=min(memory_bytes for _, memory_bytes in used),
+        )
+
+    @property
+    def label(self) -> str:
+        """Short, for names: `2cpu`, `8cuda`."""
+        return f"{self.n_ranks}{self.device}"
+
+    def __str__(self) -> str:
+        noun = "rank" if self.n_ranks == 1 else "ranks"
+        return f"{self.n_ranks} {self.device} {noun} ({self.device_name}, {gib(self.memory_bytes)} each)"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that JSON can hold."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Cluster:
+        """The inverse of `to_dict`."""
+        return cls(**data)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryLimit:
+    """Memory that a rank may use: a fraction of its device, or bytes."""
+
+    fraction: float | None = None
+    """Above 0, at most 1."""
+    limit_bytes: int | None = None
+    """Bytes."""
+
+    _UNITS = {"b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+
+    @classmethod
+    def parse(cls, value: str | float | MemoryLimit) -> MemoryLimit:
+        """Read "0.92", "92%", "3GiB", "800MiB" or a fraction.
+
+        Raises:
+            ConfigError: It is none of these, or not a usable amount.
+        """
+        if isinstance(value, MemoryLimit):
+            return value
+        text = str(value).strip().lower().replace(" ", "")
+        wanted = f'--memory-limit must be a fraction as in 0.92, or bytes a rank as in "3GiB"; got {value!r}'
+        unit = next((unit for unit in sorted(cls._UNITS, key=len, reverse=True) if text.endswith(unit)), None)
+        try:
+            if unit is not None:
+                limit_bytes = int(float(text.removesuffix(unit)) * cls._UNITS[unit])
+                if limit_bytes > 0:
+                    return cls(limit_bytes=limit_bytes)
+            else:
+                fraction = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+                if 0 < fraction <= 1:
+                    return cls(fraction=fraction)
+        except (ValueError, OverflowError):
+            pass
+        raise ConfigError(wanted)
+
+    def bytes_on(self, cluster: Cluster) -> int:
+        """Bytes per rank on `cluster`.
+
+        Raises:
+            ConfigError: More bytes than the device has.
+        """
+        if self.limit_bytes is None:
+            return int((self.fraction or 1.0) * cluster.memory_bytes)
+        if self.limit_bytes > cluster.memory_bytes:
+            raise ConfigError(
+                f"--memory-limit must be at most the {gib(cluster.memory_bytes)} of one rank; "
+                f"got {gib(self.limit_bytes)}: lower it, or leave it out for 92 %"
+            )
+        return self.limit_bytes
+
+
+def _visible_gpus() -> list[tuple[str, int]]:
+    """(name, memory in bytes) of each GPU that CUDA_VISIBLE_DEVICES leaves, in its order; none without a driver."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if visible is not None:
+            uuids = [_text(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+            handles = [handles[index] for index in visible_indices(visible, uuids)]
+        return [
+            (_text(pynvml.nvmlDeviceGetName(handle)), int(pynvml.nvmlDeviceGetMemoryInfo(handle).total))
+            for handle in handles
+        ]
+    except pynvml.NVMLError as error:
+        raise ClusterError(f"the GPU driver does not answer ({error}); mend it, or use --device cpu") from error
+    finally:
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
+def visible_indices(visible: str, uuids: list[str]) -> list[int]:
+    """Device indices that a CUDA_VISIBLE_DEVICES value leaves: as CUDA does, it stops at the first unknown entry."""
+    indices: list[int] = []
+    for entry in (part.strip() for part in visible.split(",")):
+        matches = [index for index, uuid in enumerate(uuids) if entry and uuid.startswith(entry)]
+        if entry.isdigit() and int(entry) < len(uuids):
+            indices.append(int(entry))
+        elif len(matches) == 1:
+            indices.append(matches[0])
+        else:
+            break
+    return indices
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _cpu_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _host_memory() -> int:
+    """Bytes this process and its children may use: the machine's, or its control group's where that is less."""
+    import psutil
+
+    limits = [int(psutil.virtual_memory().total)]
+    for path in _CGROUP_LIMITS:
+        with contextlib.suppress(OSError, ValueError):
+            limits.append(int(Path(path).read_text(encoding="ascii")))
+    return min(limits)

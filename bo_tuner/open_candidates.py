@@ -1,0 +1,117 @@
+"""`OpenCandidates`: which configs are still worth a trial, given those that ran."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from bo_tuner.config import TrainConfig
+from bo_tuner.outcome import Outcome
+from bo_tuner.space import SearchSpace
+from bo_tuner.trial import TrialRecord, best_of
+
+__all__ = ["OpenCandidates", "memory_proofs"]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryProof:
+    """A trial that ran out of memory: its layout cannot hold this micro-batch or a larger one."""
+
+    trial: int
+    micro_batch_size: int
+
+
+def memory_proofs(records: Iterable[TrialRecord], *, limit_bytes: int) -> dict[TrainConfig, MemoryProof]:
+    """The tightest proof per layout.
+
+    A refusal of the device always holds. What our own limit or the kernel ended holds only while the limit is no higher
+    than it was then.
+    """
+    proofs: dict[TrainConfig, MemoryProof] = {}
+    for record in records:
+        result = record.result
+        if result is None or not result.outcome.is_memory:
+            continue
+        if result.outcome is not Outcome.OOM and (result.limit_bytes or 0) < limit_bytes:
+            continue
+        known = proofs.get(record.config.layout)
+        if known is None or record.config.micro_batch_size < known.micro_batch_size:
+            proofs[record.config.layout] = MemoryProof(record.number, record.config.micro_batch_size)
+    return proofs
+
+
+class OpenCandidates:
+    """The candidates of a study less those that ran, those proven not to fit, and those too slow to measure.
+
+    At the edge of memory, between two neighbouring rungs of the ladder, every integer is a candidate too.
+    """
+
+    def __init__(
+        self,
+        candidates: Sequence[TrainConfig],
+        *,
+        space: SearchSpace,
+        n_ranks: int,
+        limit_bytes: int,
+        longest_step_s: float,
+    ) -> None:
+        """Start from the list that `space` gave.
+
+        Args:
+            candidates: All legal configs.
+            space: Where they come from.
+            n_ranks: World size.
+            limit_bytes: Memory limit per rank of this run.
+            longest_step_s: A config whose optimizer step would take longer than this, even at the best rate measured so
+                far, is set aside. Not under a fixed global batch, where every config makes equally large steps.
+        """
+        self._candidates = tuple(candidates)
+        self._space = space
+        self._n_ranks = n_ranks
+        self._limit_bytes = limit_bytes
+        self._longest_step_s = longest_step_s
+
+    @property
+    def all(self) -> tuple[TrainConfig, ...]:
+        """Every legal config of the ladder."""
+        return self._candidates
+
+    def open(self, records: Sequence[TrialRecord]) -> list[TrainConfig]:
+        """Those that may still run."""
+        tried = {record.config for record in records}
+        proofs = memory_proofs(records, limit_bytes=self._limit_bytes)
+        is_measurable = self._measurable(records)
+
+        def is_open(config: TrainConfig) -> bool:
+            proof = proofs.get(config.layout)
+            fits = proof is None or config.micro_batch_size < proof.micro_batch_size
+            return fits and config not in tried and is_measurable(config)
+
+        listed = [config for config in self._candidates if is_open(config)]
+        return listed + [config for config in self._edge(records, proofs) if is_open(config)]
+
+    def n_excluded(self, records: Sequence[TrialRecord]) -> int:
+        """Candidates never run because a trial proved that they do not fit."""
+        tried = {record.config for record in records}
+        proofs = memory_proofs(records, limit_bytes=self._limit_bytes)
+        return sum(
+            config not in tried and (proof := proofs.get(config.layout)) is not None
+            and config.micro_batch_size >= proof.micro_batch_size
+            for config in self._candidates
+        )
+
+    def _measurable(self, records: Sequence[TrialRecord]) -> Callable[[TrainConfig], bool]:
+        best = best_of(records)
+        if best is None or best.samples_per_s is None or self._space.batch_rule.kind == "fixed":
+            return lambda config: True
+        largest = best.samples_per_s * self._longest_step_s
+        return lambda config: config.global_batch(self._n_ranks) <= max(largest, self._n_ranks)
+
+    def _edge(self, records: Sequence[TrialRecord], proofs: dict[TrainConfig, MemoryProof]) -> list[TrainConfig]:
+        found: list[TrainConfig] = []
+        for layout, proof in proofs.items():
+            ran = [record.config.micro_batch_size for record in records if record.config.layout == layout and record.samples_per_s]
+            if ran and max(ran) < proof.micro_batch_size:
+                family = [config for config in self._candidates if config.layout == layout]
+                found += self._space.refined(family, fits=max(ran), fails=proof.micro_batch_size, n_ranks=self._n_ranks)
+        return found

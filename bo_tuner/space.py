@@ -1,0 +1,221 @@
+"""`SearchSpace`: which configs a study may run, each legal one once."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+
+from bo_tuner.cluster import Cluster
+from bo_tuner.config import Offload, PipelineSchedule, TrainConfig, ZeroStage
+from bo_tuner.errors import ConfigError
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+
+__all__ = ["BackEnd", "BatchRule", "SearchSpace", "distributions", "micro_batch_ladder"]
+
+_RUNGS_PER_OCTAVE = 11
+"""Rungs between a power of two and the next: steps of 2**(1/11) = 6.5 %, and BERT-large's known optimum, 93, is one."""
+
+
+class BackEnd(Protocol):
+    """What runs the steps, as far as the space needs to know it."""
+
+    def legal(self, config: TrainConfig) -> bool:
+        """The back end can run `config`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRule:
+    """What the global batch (samples per optimizer step) may be."""
+
+    kind: Literal["free", "fixed", "at_most"] = "free"
+    global_batch: int | None = None
+    """Samples; None when free."""
+
+    @classmethod
+    def of(cls, *, global_batch: int | None = None, max_global_batch: int | None = None) -> BatchRule:
+        """From the two options.
+
+        Raises:
+            ConfigError: Both are given, or one is below 1.
+        """
+        if global_batch is not None and max_global_batch is not None:
+            raise ConfigError("--global-batch fixes the batch and --max-global-batch bounds it; give one of them")
+        for option, value in (("--global-batch", global_batch), ("--max-global-batch", max_global_batch)):
+            if value is not None and value < 1:
+                raise ConfigError(f"{option} must be at least 1; got {value}")
+        if global_batch is not None:
+            return cls(kind="fixed", global_batch=global_batch)
+        if max_global_batch is not None:
+            return cls(kind="at_most", global_batch=max_global_batch)
+        return cls()
+
+    def __str__(self) -> str:
+        if self.kind == "free":
+            return "free: a faster config may train with another global batch (--global-batch N fixes it)"
+        return f"{'exactly' if self.kind == 'fixed' else 'at most'} {self.global_batch} samples a step"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchSpace:
+    """Bounds on every dimension; `candidates` lists what is inside."""
+
+    zero_stages: tuple[int, ...] = (0, 1, 2, 3)
+    max_micro_batch: int = 1024
+    """Samples per rank; as in DeepSpeed's tuner."""
+    max_grad_accum: int = 64
+    """Accumulation is a power of two up to this, or what a fixed batch leaves."""
+    batch_rule: BatchRule = BatchRule()
+    pipeline_depths: tuple[int, ...] = (1,)
+    tensor_parallel: tuple[int, ...] = (1,)
+
+    def __post_init__(self) -> None:
+        stages = tuple(sorted(set(self.zero_stages)))
+        if not stages or not set(stages) <= set(get_args(ZeroStage)):
+            raise ConfigError(f"--zero-stages must be some of 0, 1, 2, 3, as in 0,1,2; got {self.zero_stages}")
+        object.__setattr__(self, "zero_stages", stages)
+        for name in ("max_micro_batch", "max_grad_accum"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1; got {getattr(self, name)}")
+
+    def candidates(self, cluster: Cluster, back_end: BackEnd) -> tuple[TrainConfig, ...]:
+        """Every legal config once, in a fixed order: by layout, then micro-batch, then accumulation.
+
+        Raises:
+            ConfigError: No config meets the batch rule.
+        """
+        found: list[TrainConfig] = []
+        for zero_stage, depth, tensor in itertools.product(
+            self.zero_stages, self.pipeline_depths, self.tensor_parallel
+        ):
+            if cluster.n_ranks % (depth * tensor):
+                continue
+            layout = TrainConfig.from_params(
+                {"zero_stage": zero_stage, "pipeline_depth": depth, "tensor_parallel": tensor}
+            )
+            if not back_end.legal(layout):
+                continue
+            for micro_batch, accum in self._batches(layout.data_parallel(cluster.n_ranks)):
+                config = with_batch(layout, micro_batch, accum)
+                if back_end.legal(config):
+                    found.append(config)
+        if not found:
+            raise ConfigError(self._nothing_left(cluster))
+        return tuple(found)
+
+    def refined(self, family: Iterable[TrainConfig], *, fits: int, fails: int, n_ranks: int) -> list[TrainConfig]:
+        """Every integer between two neighbouring rungs of the ladder: candidates at the edge of memory.
+
+        Args:
+            family: The candidates of one layout.
+            fits: Largest micro-batch that ran.
+            fails: Smallest that ran out of memory.
+            n_ranks: World size.
+        """
+        listed = list(family)
+        rule = self.batch_rule
+        if rule.kind == "fixed" or any(fits < config.micro_batch_size < fails for config in listed):
+            return []
+        accums = sorted({config.grad_accum_steps for config in listed if config.micro_batch_size == fits})
+        between = [
+            with_batch(listed[0], micro_batch, accum) for micro_batch in range(fits + 1, fails) for accum in accums
+        ]
+        if rule.global_batch is None:
+            return between
+        return [config for config in between if config.global_batch(n_ranks) <= rule.global_batch]
+
+    def _batches(self, data_parallel: int) -> list[tuple[int, int]]:
+        """(micro-batch, accumulation) pairs that the batch rule allows on `data_parallel` replicas."""
+        rule = self.batch_rule
+        if rule.kind == "fixed":
+            assert rule.global_batch is not None
+            if rule.global_batch % data_parallel:
+                return []
+            per_rank = rule.global_batch // data_parallel
+            return [(size, per_rank // size) for size in _divisors(per_rank) if size <= self.max_micro_batch]
+        accums = [2**power for power in range(self.max_grad_accum.bit_length()) if 2**power <= self.max_grad_accum]
+        pairs = itertools.product(micro_batch_ladder(self.max_micro_batch), accums)
+        if rule.kind == "free":
+            return list(pairs)
+        assert rule.global_batch is not None
+        return [(size, accum) for size, accum in pairs if size * accum * data_parallel <= rule.global_batch]
+
+    def _nothing_left(self, cluster: Cluster) -> str:
+        rule, n_ranks = self.batch_rule, cluster.n_ranks
+        if rule.kind == "fixed" and rule.global_batch is not None and rule.global_batch % n_ranks:
+            near = max(rule.global_batch // n_ranks, 1) * n_ranks
+            return (
+                f"--global-batch must be a multiple of the {n_ranks} data-parallel ranks; got {rule.global_batch}: "
+                f"use {near}, or another --ranks"
+            )
+        if rule.kind == "at_most":
+            return (
+                f"--max-global-batch must be at least one sample on each of the {n_ranks} data-parallel ranks; "
+                f"got {rule.global_batch}: use {n_ranks} or more, or fewer --ranks"
+            )
+        return f"no config is legal: ZeRO stages {self.zero_stages}, batch {rule}, on {cluster}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that JSON can hold."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> SearchSpace:
+        """The inverse of `to_dict`."""
+        lists = {name: tuple(value) for name, value in data.items() if isinstance(value, list | tuple)}
+        return cls(**{**data, **lists, "batch_rule": BatchRule(**data["batch_rule"])})
+
+
+def with_batch(layout: TrainConfig, micro_batch_size: int, grad_accum_steps: int) -> TrainConfig:
+    """`layout` with a micro-batch and an accumulation."""
+    return replace(layout, micro_batch_size=micro_batch_size, grad_accum_steps=grad_accum_steps)
+
+
+def micro_batch_ladder(largest: int) -> list[int]:
+    """Micro-batch sizes from 1 to `largest`: every integer at first, then 6.5 % steps through the powers of two."""
+    rungs = {1, largest}
+    for exponent in itertools.count():
+        rung = round(2 ** (exponent / _RUNGS_PER_OCTAVE))
+        if rung > largest:
+            return sorted(rungs)
+        rungs.add(rung)
+    raise AssertionError("the ladder ends at its largest rung")
+
+
+def lightest(candidates: Iterable[TrainConfig]) -> TrainConfig:
+    """The config that should need least memory: smallest micro-batch, most sharded, fewest accumulation steps."""
+    return min(candidates, key=lambda config: (config.micro_batch_size, -config.zero_stage, config.grad_accum_steps))
+
+
+def distributions(candidates: Iterable[TrainConfig]) -> dict[str, BaseDistribution]:
+    """One Optuna distribution for every field: whole numbers as Int over the candidates' range, the rest categorical."""
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    fixed_choices: dict[str, tuple[Any, ...]] = {
+        "pipeline_schedule": get_args(PipelineSchedule),
+        "recompute": (False, True),
+        "offload": get_args(Offload),
+    }
+    rows = [config.params() for config in candidates]
+    found: dict[str, BaseDistribution] = {}
+    for name in rows[0]:
+        values = {row[name] for row in rows}
+        if name in fixed_choices:
+            found[name] = CategoricalDistribution(fixed_choices[name])
+        elif all(type(value) is int for value in values):
+            is_log = name in ("micro_batch_size", "grad_accum_steps")
+            found[name] = IntDistribution(min(values), max(values), log=is_log)
+        elif all(type(value) is float for value in values):
+            found[name] = FloatDistribution(min(values), max(values))
+        else:
+            found[name] = CategoricalDistribution(sorted(values, key=str))
+    return found
+
+
+def _divisors(number: int) -> list[int]:
+    small = [size for size in range(1, int(number**0.5) + 1) if number % size == 0]
+    return sorted({*small, *(number // size for size in small)})

@@ -1,0 +1,24 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = ["did_you_mean", "gib", "rate"]
+
+
+def gib(n_bytes: int) -> str:
+    """Bytes as "1.25 GiB", or "310 MiB" below one GiB."""
+    return f"{n_bytes / 2**30:.2f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:.0f} MiB"
+
+
+def rate(samples_per_s: float) -> str:
+    """Samples/s with four significant digits."""
+    return f"{samples_per_s:.4g}/s" if samples_per_s < 1000 else f"{samples_per_s:.0f}/s"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """" (did you mean bert-tiny?)", or nothing when no known name is near."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f" (did you mean {close[0]}?)" if close else ""

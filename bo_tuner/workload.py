@@ -1,0 +1,153 @@
+"""`Workload`: what is trained. `ModelSpec`: which model, by preset name or from a Hugging Face config on disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+
+from bo_tuner.errors import ConfigError, ModelError
+from bo_tuner.text import did_you_mean
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+__all__ = ["ModelLike", "ModelSpec", "Optimizer", "Precision", "Workload", "preset_names"]
+
+Precision = Literal["fp32", "bf16", "fp16"]
+Optimizer = Literal["adam", "adamw"]
+ModelLike = "str | Path | PretrainedConfig | ModelSpec"
+
+_LENGTH_FIELDS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
+_LONGEST_USUAL = 2048
+
+
+def preset_names() -> list[str]:
+    """Models that are known by name."""
+    folder = resources.files("bo_tuner.presets")
+    return sorted(entry.name.removesuffix(".json") for entry in folder.iterdir() if entry.name.endswith(".json"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """A model's architecture, without weights."""
+
+    name: str
+    """For people and for names of studies."""
+    architecture: Mapping[str, Any]
+    """A Hugging Face `config.json`."""
+
+    @classmethod
+    def resolve(cls, model: str | Path | PretrainedConfig | ModelSpec) -> ModelSpec:
+        """Find a model.
+
+        Args:
+            model: A preset's name, a folder that holds `config.json`, such a file, or a transformers config object.
+
+        Raises:
+            ModelError: No such preset or file, or the file is not a model's config.
+        """
+        if isinstance(model, ModelSpec):
+            return model
+        if isinstance(model, str | Path):
+            text = str(model)
+            if text in preset_names():
+                found = resources.files("bo_tuner.presets").joinpath(f"{text}.json").read_text(encoding="utf-8")
+                return cls(name=text, architecture=json.loads(found))
+            return cls._from_path(Path(model).expanduser(), text)
+        if hasattr(model, "to_dict") and hasattr(model, "model_type"):
+            architecture = json.loads(json.dumps(model.to_dict(), default=str))
+            name = str(getattr(model, "name_or_path", "") or model.model_type)
+            return cls(name=Path(name).name, architecture={"model_type": model.model_type, **architecture})
+        raise ModelError(
+            "a model must be a preset's name, a path to a Hugging Face config, or a transformers config object; "
+            f"got {type(model).__name__}"
+        )
+
+    @classmethod
+    def _from_path(cls, path: Path, given: str) -> ModelSpec:
+        file = path / "config.json" if path.is_dir() else path
+        if not file.exists():
+            if path.is_dir():
+                raise ModelError(f"folder {given} must hold a config.json, and does not")
+            known = preset_names()
+            raise ModelError(
+                f"model {given!r} is neither a preset nor a path{did_you_mean(given, known)}; presets: {', '.join(known)}"
+            )
+        try:
+            architecture = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{file} must be a Hugging Face config in JSON, and cannot be read: {error}") from error
+        if not isinstance(architecture, dict) or "model_type" not in architecture:
+            raise ModelError(f"{file} must be a Hugging Face config; it has no model_type")
+        return cls(name=file.parent.resolve().name if file.name == "config.json" else file.stem, architecture=architecture)
+
+    @property
+    def longest_seq_len(self) -> int | None:
+        """Most tokens a sample may have, where positions are limited."""
+        for field in _LENGTH_FIELDS:
+            value = self.architecture.get(field)
+            if isinstance(value, int) and value > 0:
+                return value
+        return None
+
+    @property
+    def usual_seq_len(self) -> int:
+        """Tokens of a sample by default: the longest, but at most 2048."""
+        return min(self.longest_seq_len or _LONGEST_USUAL, _LONGEST_USUAL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What is trained: the same for every trial of a study.
+
+    Raises:
+        ConfigError: A value is outside its domain, or the sequence is longer than the model has positions.
+    """
+
+    model: ModelSpec
+    n_parameters: int
+    """Trainable and frozen, tied ones once."""
+    seq_len: int
+    """Tokens of a sample."""
+    precision: Precision = "fp32"
+    """Of weights in the forward pass; 16-bit keeps fp32 master weights."""
+    optimizer: Optimizer = "adamw"
+
+    def __post_init__(self) -> None:
+        check_choice("--precision", self.precision, get_args(Precision))
+        check_choice("--optimizer", self.optimizer, get_args(Optimizer))
+        check_seq_len(self.model, self.seq_len)
+
+    @property
+    def label(self) -> str:
+        """Short, for names: `bert-tiny_seq128_fp32`."""
+        optimizer = "" if self.optimizer == "adamw" else f"_{self.optimizer}"
+        return f"{self.model.name}_seq{self.seq_len}_{self.precision}{optimizer}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that JSON can hold."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Workload:
+        """The inverse of `to_dict`."""
+        model = cast("Mapping[str, Any]", data["model"])
+        return cls(**{**data, "model": ModelSpec(**model)})
+
+
+def check_choice(option: str, value: str, choices: tuple[str, ...]) -> None:
+    """Refuse a value that is none of `choices`, in the words of the option."""
+    if value not in choices:
+        raise ConfigError(f"{option} must be one of {', '.join(choices)}; got {value!r}")
+
+
+def check_seq_len(model: ModelSpec, seq_len: int) -> None:
+    """Refuse a length that the model has no positions for."""
+    longest = model.longest_seq_len
+    if seq_len < 1 or (longest is not None and seq_len > longest):
+        most = f" and at most the {longest} positions of {model.name}" if longest else ""
+        raise ConfigError(f"--seq-len must be at least 1{most}; got {seq_len}")

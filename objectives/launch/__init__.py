@@ -1,0 +1,5 @@
+"""How the processes of a trial come into being, and how all of them go away."""
+
+from bo_tuner.objectives.launch.fork_server import ForkServer, RankGroup
+
+__all__ = ["ForkServer", "RankGroup"]

@@ -1,0 +1,53 @@
+"""Linux facilities that tie the life of a process to its parent's."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+__all__ = ["die_with_parent", "end_group", "held_devices"]
+
+_PR_SET_PDEATHSIG = 1
+"""From linux/prctl.h."""
+
+
+def die_with_parent(parent_pid: int, *, with_signal: signal.Signals) -> None:
+    """Have the kernel signal this process when its parent ends, however it ends.
+
+    Args:
+        parent_pid: The parent as it was before the fork; when it is gone already, this process ends at once.
+        with_signal: What to send.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, int(with_signal), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+
+def end_group(leader_pid: int) -> None:
+    """Kill a process group; nothing happens when it is gone."""
+    try:
+        os.killpg(leader_pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def held_devices() -> str | None:
+    """Why this process must not be forked by ranks that use a GPU; None when it has touched none.
+
+    A CUDA context does not survive a fork, and an open device file is the surest sign of one.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return "torch has initialised CUDA"
+    for entry in os.scandir("/proc/self/fd"):
+        try:
+            target = os.readlink(entry.path)
+        except OSError:
+            continue
+        if target.startswith("/dev/nvidia"):
+            return f"{target} is open"
+    return None

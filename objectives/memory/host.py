@@ -1,0 +1,62 @@
+"""Host memory of CPU ranks: what a process holds beyond the process it was forked from.
+
+Only anonymous memory counts. Pages of shared libraries are faulted in by each fork as it touches them, belong to all
+ranks together, and would drown a small model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from bo_tuner.objectives.memory.base import MemoryReading
+
+__all__ = ["HostProbe", "OwnPeak"]
+
+_FIELD = re.compile(r"^(VmHWM|RssAnon|RssFile|RssShmem):\s+(\d+) kB$", re.MULTILINE)
+
+
+def _status(pid: int | str) -> dict[str, int]:
+    """Bytes by field name of /proc/PID/status (proc(5)); empty when the process is gone."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return {}
+    return {name: int(kib) * 1024 for name, kib in _FIELD.findall(text)}
+
+
+class OwnPeak:
+    """Peak of the calling process since this object was made."""
+
+    def __init__(self) -> None:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets VmHWM, proc(5)
+        self.baseline_bytes = _status("self").get("RssAnon", 0)
+        """What the process held already."""
+
+    def read(self) -> int:
+        """Peak in bytes above the baseline.
+
+        The kernel keeps one high-water mark of all resident pages; the file-backed ones of now are taken off it.
+        """
+        now = _status("self")
+        peak = now.get("VmHWM", 0) - now.get("RssFile", 0) - now.get("RssShmem", 0)
+        return max(peak, now.get("RssAnon", 0)) - self.baseline_bytes
+
+
+class HostProbe:
+    """A `MemoryProbe` over processes of this machine."""
+
+    def __init__(self, pids: Mapping[int, int], baselines: Mapping[int, int]) -> None:
+        """Watch `pids` (by rank); a rank is read once its baseline is known, so `baselines` may fill up later."""
+        self._pids = pids
+        self._baselines = baselines
+
+    def __call__(self) -> MemoryReading | None:
+        """The rank that holds most above its baseline."""
+        readings = [
+            MemoryReading(rank=rank, used_bytes=max(status["RssAnon"] - self._baselines[rank], 0))
+            for rank, pid in self._pids.items()
+            if rank in self._baselines and "RssAnon" in (status := _status(pid))
+        ]
+        return max(readings, key=lambda reading: reading.used_bytes, default=None)

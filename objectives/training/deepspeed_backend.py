@@ -1,0 +1,64 @@
+"""DeepSpeed as the back end: what it can run, and the config that makes it run a `TrainConfig`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bo_tuner.config import TrainConfig
+from bo_tuner.workload import Workload
+
+__all__ = ["DeepSpeedBackEnd", "deepspeed_config"]
+
+_DEFAULT_BUCKET = 500_000_000
+"""Elements; DeepSpeed's own default for its reduce and all-gather buckets."""
+_LEAST_BUCKET = 1_000_000
+_LEARNING_RATE = 1e-4
+_NEVER = 2**31 - 1
+
+
+class DeepSpeedBackEnd:
+    """What DeepSpeed can run for us today: data parallelism with ZeRO 0 to 3."""
+
+    def legal(self, config: TrainConfig) -> bool:
+        """DeepSpeed runs `config`."""
+        return (
+            config.pipeline_depth == 1
+            and config.tensor_parallel == 1
+            and config.pipeline_schedule == "1f1b"
+            and not config.recompute
+            and config.offload == "none"
+        )
+
+
+def deepspeed_config(config: TrainConfig, workload: Workload, *, n_ranks: int) -> dict[str, Any]:
+    """The complete DeepSpeed config of one candidate.
+
+    Buckets, by default 5e8 elements, are cut to the model's size, since DeepSpeed allocates them whole.
+
+    Args:
+        config: What to run.
+        workload: What is trained.
+        n_ranks: World size.
+    """
+    bucket = min(_DEFAULT_BUCKET, max(workload.n_parameters, _LEAST_BUCKET))
+    zero: dict[str, Any] = {"stage": config.zero_stage}
+    if config.zero_stage in (1, 2):
+        zero |= {"reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
+    elif config.zero_stage == 3:
+        zero |= {"reduce_bucket_size": bucket, "stage3_prefetch_bucket_size": bucket // 10}
+    optimizer_params: dict[str, Any] = {"lr": _LEARNING_RATE, "torch_adam": True}
+    if workload.optimizer == "adam":
+        optimizer_params["adam_w_mode"] = False
+    settings: dict[str, Any] = {
+        "train_batch_size": config.global_batch(n_ranks),
+        "train_micro_batch_size_per_gpu": config.micro_batch_size,
+        "gradient_accumulation_steps": config.grad_accum_steps,
+        "zero_optimization": zero,
+        "optimizer": {"type": {"adam": "Adam", "adamw": "AdamW"}[workload.optimizer], "params": optimizer_params},
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": _NEVER,
+        "wall_clock_breakdown": False,
+    }
+    if workload.precision != "fp32":
+        settings[workload.precision] = {"enabled": True}
+    return settings

@@ -1,0 +1,117 @@
+"""What one rank of a trial does: join the group, build the job, train until it is killed, report every step."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bo_tuner.objectives.launch.channel import Channel
+from bo_tuner.objectives.memory import OwnPeak
+from bo_tuner.objectives.training.failures import of_exception
+
+__all__ = ["prepare", "run_rank"]
+
+PRELOAD = (
+    "torch",
+    "torch._dynamo",
+    "torch.utils.data",
+    "deepspeed",
+    "deepspeed.runtime.zero.stage_1_and_2",
+    "deepspeed.runtime.zero.stage3",
+    "deepspeed.runtime.zero.muon.muon_optimizer",
+    "deepspeed.ops.adam",
+    "deepspeed.runtime.pipe.engine",
+    "transformers",
+    "transformers.modeling_utils",
+    "transformers.models.auto.modeling_auto",
+    "bo_tuner.objectives.training.job",
+    "bo_tuner.objectives.training.facts",
+    "bo_tuner.objectives.training.rank",
+)
+"""Imported once, before the first fork. `deepspeed.initialize` imports the deeper ones lazily, in every rank."""
+
+
+def prepare() -> None:
+    """Compile and load, once before the first fork, the one small op that DeepSpeed wants on a CPU."""
+    from deepspeed.accelerator import get_accelerator
+
+    if get_accelerator().device_name() == "cpu":
+        from deepspeed.comm.torch import build_shm_op
+
+        build_shm_op()
+
+
+def run_rank(channel: Channel, rank: int, spec_file: Path) -> None:
+    """Run one rank; never returns before it is killed or has failed."""
+    faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
+    spec: dict[str, Any] = json.loads(spec_file.read_text(encoding="utf-8"))
+    phase = "model"
+
+    def enter(name: str) -> None:
+        nonlocal phase
+        phase = name
+        channel.send({"event": "phase", "phase": name})
+
+    try:
+        _train(channel, rank, spec, enter)
+    except BrokenPipeError:
+        return  # the supervisor has gone
+    except Exception as error:
+        traceback.print_exc()
+        failure = of_exception(error, phase=phase, cap_bytes=spec["limit_bytes"] if spec["device"] == "cuda" else None)
+        channel.send(
+            {
+                "event": "failed",
+                "at": time.monotonic(),
+                "outcome": failure.outcome.value,
+                "reason": failure.reason,
+                "requested_bytes": failure.requested_bytes,
+            }
+        )
+
+
+def _train(channel: Channel, rank: int, spec: Mapping[str, Any], enter: Any) -> None:
+    import torch
+
+    from bo_tuner.objectives.training import job
+
+    own_peak = OwnPeak()
+    channel.send({"event": "baseline", "bytes": own_peak.baseline_bytes})
+    on_gpu = spec["device"] == "cuda"
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+        capacity = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(spec["limit_bytes"] / capacity, 1.0), device)
+    job.join_group(device, init_method=f"file://{spec['rendezvous']}", rank=rank, world_size=spec["n_ranks"])
+    ds_config = spec["ds_config"]
+    model = job.place_model(spec["architecture"], ds_config, device=device)
+    enter("initialize")
+    engine = job.build_engine(model, ds_config)
+    data = job.SyntheticData(spec["architecture"], seq_len=spec["seq_len"], seed=spec["seed"])
+    micro_batches = job.batches(
+        data, micro_batch_size=ds_config["train_micro_batch_size_per_gpu"], rank=rank, seed=spec["seed"]
+    )
+    enter("train")
+    step = 0
+    while True:
+        times = job.run_step(engine, micro_batches, grad_accum_steps=ds_config["gradient_accumulation_steps"])
+        step += 1
+        channel.send(
+            {
+                "event": "step",
+                "step": step,
+                "total_s": times.total_s,
+                "engine_s": times.engine_s,
+                "is_loss_finite": bool(torch.isfinite(torch.tensor(times.loss))),
+                "peak_bytes": torch.cuda.max_memory_reserved(device) if on_gpu else own_peak.read(),
+            }
+        )
