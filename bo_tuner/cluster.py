@@ -19,6 +19,14 @@ DeviceKind = Literal["cpu", "cuda"]
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
+@dataclass(frozen=True, slots=True)
+class _Gpu:
+    name: str
+    memory_bytes: int
+    capability: int
+    """Major compute capability; 8 is Ampere."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
     """The devices of a study: `n_ranks` alike, one a rank."""
@@ -33,6 +41,8 @@ class Cluster:
     """Of one device; on a CPU one rank's even share of the machine."""
     threads_per_rank: int = 1
     """CPU threads a rank computes with; matters on a CPU only."""
+    usual_precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """What people train in on it: fp32 on a CPU, bf16 on a GPU that has it (compute capability 8 and up), else fp16."""
 
     @classmethod
     def detect(cls, *, device: str = "auto", n_ranks: int | None = None) -> Cluster:
@@ -70,7 +80,7 @@ class Cluster:
         )
 
     @classmethod
-    def _of_gpus(cls, gpus: list[tuple[str, int]], n_ranks: int | None) -> Cluster:
+    def _of_gpus(cls, gpus: list[_Gpu], n_ranks: int | None) -> Cluster:
         wanted = n_ranks if n_ranks is not None else len(gpus)
         if wanted > len(gpus):
             raise ClusterError(
@@ -78,12 +88,12 @@ class Cluster:
                 "or show more in CUDA_VISIBLE_DEVICES"
             )
         used = gpus[:wanted]
-        names = sorted({name for name, _ in used})
         return cls(
             device="cuda",
             n_ranks=wanted,
-            device_name=" + ".join(names),
-            memory_bytes=min(memory_bytes for _, memory_bytes in used),
+            device_name=" + ".join(sorted({gpu.name for gpu in used})),
+            memory_bytes=min(gpu.memory_bytes for gpu in used),
+            usual_precision="bf16" if all(gpu.capability >= 8 for gpu in used) else "fp16",
         )
 
     @property
@@ -157,8 +167,8 @@ class MemoryLimit:
         return self.limit_bytes
 
 
-def _visible_gpus() -> list[tuple[str, int]]:
-    """(name, memory in bytes) of each GPU that CUDA_VISIBLE_DEVICES leaves, in its order; none without a driver."""
+def _visible_gpus() -> list[_Gpu]:
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; none without a driver."""
     import pynvml
 
     try:
@@ -172,7 +182,11 @@ def _visible_gpus() -> list[tuple[str, int]]:
             uuids = [_text(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
             handles = [handles[index] for index in visible_indices(visible, uuids)]
         return [
-            (_text(pynvml.nvmlDeviceGetName(handle)), int(pynvml.nvmlDeviceGetMemoryInfo(handle).total))
+            _Gpu(
+                _text(pynvml.nvmlDeviceGetName(handle)),
+                int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+                int(pynvml.nvmlDeviceGetCudaComputeCapability(handle)[0]),
+            )
             for handle in handles
         ]
     except pynvml.NVMLError as error:

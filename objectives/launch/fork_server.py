@@ -31,27 +31,24 @@ class ForkServer:
     Use it as a context manager: leaving it ends every rank, the server, and the private folder.
     """
 
-    def __init__(
-        self, *, preload: Sequence[str], prepare: str | None, environment: Mapping[str, str], log: Path
-    ) -> None:
+    def __init__(self, *, preload: Sequence[str], prepare: str | None, environment: Mapping[str, str]) -> None:
         """Describe the server; `start` starts it.
 
         Args:
             preload: Modules to import before the first fork; none may touch a device.
             prepare: `module:function` to call after that, or None.
             environment: Variables of the server and all ranks, over the caller's own.
-            log: File for what the server prints.
         """
         self._preload = list(preload)
         self._prepare = prepare
         self.environment = dict(environment)
         """May be added to until the server starts."""
-        self._log = log
         self._process: subprocess.Popen[bytes] | None = None
         self._control: Channel | None = None
         self._n_spawned = 0
         self.run_dir = Path(tempfile.mkdtemp(prefix="bo_tuner-"))
         """Private to this run (mode 0700), gone when it ends."""
+        self._log = self.run_dir / "server.log"
 
     def __enter__(self) -> Self:
         return self
@@ -90,7 +87,7 @@ class ForkServer:
         ours.send({"preload": self._preload, "prepare": self._prepare})
         message = self._answer(deadline=time.monotonic() + _LONGEST_START_S)
         if message["event"] != "ready":
-            raise LaunchError(f"the training stack cannot be imported: {message['reason']}; see {self._log}")
+            raise LaunchError(f"the training stack cannot be imported: {message['reason']}")
         if message["touched"]:
             warnings.warn(
                 f"importing the training stack touched a GPU ({message['touched']}), so ranks start as fresh "
@@ -132,23 +129,28 @@ class ForkServer:
         try:
             self._control.send(request, [theirs.fileno() for _, theirs in pairs])
         except OSError as error:
-            raise LaunchError(f"the process that starts ranks is gone; see {self._log}") from error
+            raise LaunchError(f"the process that starts ranks is gone{self._last_words()}") from error
         finally:
             for _, theirs in pairs:
                 theirs.close()
         message = self._answer(deadline=time.monotonic() + 60.0)
-        return RankGroup(self._control, trial, [ours for ours, _ in pairs], message["pids"], self._log)
+        return RankGroup(self._control, trial, [ours for ours, _ in pairs], message["pids"])
 
     def _answer(self, *, deadline: float) -> dict[str, Any]:
         assert self._control is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self._control, selectors.EVENT_READ)
             if not selector.select(max(deadline - time.monotonic(), 0.0)):
-                raise LaunchError(f"the process that starts ranks does not answer; see {self._log}")
+                raise LaunchError(f"the process that starts ranks does not answer{self._last_words()}")
         message = self._control.receive()
         if message is None:
-            raise LaunchError(f"the process that starts ranks died; see {self._log}")
+            raise LaunchError(f"the process that starts ranks died{self._last_words()}")
         return message
+
+    def _last_words(self) -> str:
+        lines = self._log.read_text(encoding="utf-8", errors="replace").split("\n") if self._log.exists() else []
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return f"; it last printed: {last}" if last else ""
 
     def close(self) -> None:
         """End every rank and the server; returns when they are gone. May be called twice."""
@@ -170,11 +172,10 @@ class ForkServer:
 class RankGroup:
     """The ranks of one trial, as their supervisor sees them."""
 
-    def __init__(self, control: Channel, trial: int, channels: list[Channel], pids: list[int], log: Path) -> None:
+    def __init__(self, control: Channel, trial: int, channels: list[Channel], pids: list[int]) -> None:
         self._control = control
         self._trial = trial
         self._channels = channels
-        self._log = log
         self._selector = selectors.DefaultSelector()
         self._selector.register(control, selectors.EVENT_READ, None)
         for rank, channel in enumerate(channels):
@@ -205,7 +206,7 @@ class RankGroup:
     def _note_exit(self) -> None:
         message = self._control.receive()
         if message is None:
-            raise LaunchError(f"the process that starts ranks died; see {self._log}")
+            raise LaunchError(f"the process that starts ranks died")
         if message["event"] == "exited" and message["trial"] == self._trial:
             self.exit_codes[int(message["rank"])] = int(message["code"])
 
@@ -230,7 +231,7 @@ class RankGroup:
                     raise LaunchError(f"processes {left} do not end when killed; the driver may hang: reboot or reset it")
                 self.poll(0.05)
         except OSError as error:
-            raise LaunchError(f"the process that starts ranks is gone; see {self._log}") from error
+            raise LaunchError(f"the process that starts ranks is gone") from error
         finally:
             self._selector.close()
             for channel in self._channels:

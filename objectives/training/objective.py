@@ -34,7 +34,7 @@ _POLL_S = 0.04
 _LOG_LINES = 20
 
 
-def training_server(cluster: Cluster, *, log: Path) -> ForkServer:
+def training_server(cluster: Cluster) -> ForkServer:
     """A fork server whose ranks can train on `cluster`; not started yet."""
     environment = {
         **rank_environment(cluster),
@@ -44,7 +44,7 @@ def training_server(cluster: Cluster, *, log: Path) -> ForkServer:
         "TRANSFORMERS_OFFLINE": "1",
     }
     server = ForkServer(
-        preload=PRELOAD, prepare="bo_tuner.objectives.training.rank:prepare", environment=environment, log=log
+        preload=PRELOAD, prepare="bo_tuner.objectives.training.rank:prepare", environment=environment
     )
     server.environment["TORCH_EXTENSIONS_DIR"] = str(extensions.private_copy(server.run_dir))
     return server

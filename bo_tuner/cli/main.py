@@ -1,0 +1,61 @@
+"""`bo-tuner`: results to stdout, talk to stderr, errors in one line; exit code 0 done, 1 failed, 2 used wrongly."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import traceback
+from types import FrameType
+
+import typer
+
+from bo_tuner.cli.dashboard import dashboard
+from bo_tuner.cli.studies import export, list_studies, show
+from bo_tuner.cli.tune import tune
+from bo_tuner.errors import BoTunerError
+
+__all__ = ["main"]
+
+app = typer.Typer(
+    help="Find the fastest training configuration that fits, by short real training steps.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+app.command()(tune)
+app.command()(show)
+app.command()(export)
+app.command()(dashboard)
+app.command(name="list")(list_studies)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    given = sys.argv[1:] if arguments is None else arguments
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        code = app(args=given, prog_name="bo-tuner", standalone_mode=False)
+        return int(code or 0)
+    except BoTunerError as error:
+        return _fail(str(error), error.exit_code, debug="--debug" in given)
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except BrokenPipeError:
+        return 1  # the reader of our output has had enough
+    except typer.TyperException as error:
+        return _fail(f"{error.format_message()} (bo-tuner --help tells more)", 2, debug="--debug" in given)
+    except Exception as error:
+        if "--debug" in given:
+            traceback.print_exc()
+        return _fail(f"unexpected {type(error).__name__}: {error} (--debug shows where)", 1, debug=False)
+
+
+def _fail(message: str, code: int, *, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

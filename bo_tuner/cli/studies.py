@@ -1,0 +1,109 @@
+"""`bo-tuner show`, `export` and `list`: commands that read studies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bo_tuner.cli.options import AsJson, Debug, Storage, StudyName, print_json
+from bo_tuner.errors import ConfigError, NothingFitsError, StoreError
+from bo_tuner.objectives.training import DeepSpeedBackEnd, deepspeed_config
+from bo_tuner.report import study_to_dict, summary_text, trials_table, write_job
+from bo_tuner.storage import Location, Manifest, StudyStore
+from bo_tuner.storage.study_store import study_names
+from bo_tuner.text import rate
+from bo_tuner.trial import TrialRecord, best_of, ranked
+
+__all__ = ["export", "list_studies", "show", "show_study"]
+
+
+def show(study: StudyName, storage: Storage = None, as_json: AsJson = False, debug: Debug = False) -> None:
+    """Show a study: one row a trial, and the best."""
+    store, manifest = _open(study, storage)
+    records = store.records()
+    if as_json:
+        budget = store.last_stop().get("budget")
+        print_json(study_to_dict(study, records, budget=budget, spent=store.spent()))
+        return
+    limits = [record.result.limit_bytes for record in records if record.result and record.result.limit_bytes]
+    print(show_study(study, records, manifest, limit_bytes=limits[-1] if limits else None))
+    spent, stop = store.spent(), store.last_stop()
+    ended = f"; stopped: {stop['reason']} ({stop['budget']})" if stop else ""
+    print(f"spent {spent.trials} trials, {spent.seconds:.0f} s{ended}")
+
+
+def export(
+    study: StudyName,
+    rank: Annotated[int, typer.Option(help="Which of the complete trials: 1 is the best.")] = 1,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for ds_config.json, train.py and launch.sh.", show_default="print the DeepSpeed JSON"),
+    ] = None,
+    storage: Storage = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Hand over a config: the DeepSpeed JSON, or with --out all that is needed to train."""
+    store, manifest = _open(study, storage)
+    complete = ranked(store.records())
+    if not complete:
+        raise NothingFitsError(f"study {study!r} has no complete trial to export; go on with bo-tuner tune")
+    if not 1 <= rank <= len(complete):
+        raise ConfigError(f"--rank must be from 1 to the {len(complete)} complete trials; got {rank}")
+    record = complete[rank - 1]
+    if out is None:
+        print(json.dumps(deepspeed_config(record.config, manifest.workload, n_ranks=manifest.cluster.n_ranks), indent=2))
+        return
+    files = write_job(out, record, manifest.workload, manifest.cluster)
+    if as_json:
+        print_json({"study": study, "name": record.config.name, "files": [str(file) for file in files]})
+    else:
+        print("\n".join(str(file) for file in files))
+
+
+def list_studies(storage: Storage = None, as_json: AsJson = False, debug: Debug = False) -> None:
+    """List the studies of this folder, or of a storage."""
+    location = Location(storage)
+    rows: list[dict[str, str | int | float | None]] = []
+    for name in study_names(location):
+        records = StudyStore(location, name).records()
+        best = best_of(records)
+        rows.append(
+            {
+                "study": name,
+                "trials": len(records),
+                "best_name": best.config.name if best else None,
+                "samples_per_s": best.samples_per_s if best else None,
+            }
+        )
+    if as_json:
+        print_json({"storage": location.shown_url, "studies": rows})
+    elif not rows:
+        print(f"no studies in {location.shown_url}; bo-tuner tune MODEL starts one")
+    else:
+        width = max(len(str(row["study"])) for row in rows)
+        for row in rows:
+            value = row["samples_per_s"]
+            found = f"best {rate(float(value))} {row['best_name']}" if value is not None else "nothing complete"
+            print(f"{row['study']:<{width}}  {row['trials']:>3} trials  {found}")
+
+
+def show_study(name: str, records: Sequence[TrialRecord], manifest: Manifest, *, limit_bytes: int | None) -> str:
+    """A study in text."""
+    candidates = manifest.space.candidates(manifest.cluster, DeepSpeedBackEnd())
+    summary = summary_text(
+        records, n_candidates=len(candidates), limit_bytes=limit_bytes, stages=manifest.space.zero_stages
+    )
+    return f"{name}\n\n{trials_table(records, n_ranks=manifest.cluster.n_ranks)}\n\n{summary}"
+
+
+def _open(name: str, storage: str | None) -> tuple[StudyStore, Manifest]:
+    store = StudyStore.existing(Location(storage), name)
+    manifest = store.manifest()
+    if manifest is None:
+        raise StoreError(f"study {name!r} was never started; bo-tuner tune MODEL --study {name} starts it")
+    return store, manifest

@@ -1,0 +1,125 @@
+"""`bo-tuner tune`."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bo_tuner.cli.options import AsJson, Debug, Storage, print_json
+from bo_tuner.cli.studies import show_study
+from bo_tuner.engine import StopReason
+from bo_tuner.errors import ConfigError, NothingFitsError
+from bo_tuner.text import gib
+from bo_tuner.tune import TuneResult
+from bo_tuner.tune import tune as run_tune
+
+__all__ = ["tune"]
+
+
+def tune(
+    model: Annotated[str, typer.Argument(help="A preset, or a path to a Hugging Face config (folder or file).")],
+    budget: Annotated[
+        str, typer.Option(help='How much to spend: "20 trials", "15m", "2 gpu-h", or several with commas.')
+    ] = "20 trials",
+    study: Annotated[
+        str | None, typer.Option(help="Name of the study.", show_default="from model, length, precision and ranks")
+    ] = None,
+    storage: Storage = None,
+    ranks: Annotated[
+        int | None, typer.Option(help="World size.", show_default="all visible GPUs, or 2 CPU ranks")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    memory_limit: Annotated[
+        str, typer.Option(help="Memory per rank: a fraction of the device, or bytes as in 3GiB.")
+    ] = "0.92",
+    global_batch: Annotated[
+        int | None, typer.Option(help="Samples per optimizer step, fixed.", show_default="free")
+    ] = None,
+    max_global_batch: Annotated[
+        int | None, typer.Option(help="Samples per optimizer step at most.", show_default="free")
+    ] = None,
+    seq_len: Annotated[
+        int | None, typer.Option(help="Tokens per sample.", show_default="the model's longest, at most 2048")
+    ] = None,
+    precision: Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.")] = "auto",
+    optimizer: Annotated[str, typer.Option(help="adamw or adam.")] = "adamw",
+    zero_stages: Annotated[str, typer.Option(help="ZeRO stages to try.")] = "0,1,2,3",
+    sampler: Annotated[str, typer.Option(help="tpe, random or grid.")] = "tpe",
+    seed: Annotated[int, typer.Option(help="Of the sampler and the synthetic data.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the best config, train.py and launch.sh.", show_default="not written")
+    ] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Find the fastest config for MODEL on this machine: start a study, or go on with it."""
+    try:
+        result = run_tune(
+            model,
+            budget=budget,
+            study=study,
+            storage=storage,
+            ranks=ranks,
+            device=device,
+            memory_limit=memory_limit,
+            global_batch=global_batch,
+            max_global_batch=max_global_batch,
+            seq_len=seq_len,
+            precision=precision,
+            optimizer=optimizer,
+            zero_stages=_stages(zero_stages),
+            sampler=sampler,
+            seed=seed,
+        )
+    except KeyboardInterrupt:
+        again = shlex.join(["bo-tuner", *sys.argv[1:]])
+        print(f"\nstopped; every finished trial is kept. To go on:\n  {again}", file=sys.stderr)
+        raise typer.Exit(130) from None
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        print(show_study(result.study_name, result.trials, result.manifest, limit_bytes=_limit(result)))
+    print(f"stopped: {result.stop_reason.value}", file=sys.stderr)
+    if result.best is None:
+        raise NothingFitsError(_why_nothing(result))
+    if out is not None:
+        files = result.best.export(out)
+        print(f"wrote {', '.join(file.name for file in files)} to {out}; train with {out / 'launch.sh'}", file=sys.stderr)
+
+
+def _stages(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.replace(" ", "").split(","))
+    except ValueError:
+        raise ConfigError(f"--zero-stages must be some of 0, 1, 2, 3, as in 0,1,2; got {text!r}") from None
+
+
+def _limit(result: TuneResult) -> int | None:
+    limits = [record.result.limit_bytes for record in result.trials if record.result and record.result.limit_bytes]
+    return limits[-1] if limits else None
+
+
+def _why_nothing(result: TuneResult) -> str:
+    ended = [record for record in result.trials if record.result is not None]
+    if not ended:
+        return "no trial ran within the budget; give a larger --budget"
+    by_memory = [record for record in ended if record.result and record.result.outcome.is_memory]
+    last = ended[-1]
+    assert last.result is not None
+    if len(by_memory) < len(ended):
+        return (
+            f"no trial of {len(ended)} completed; the last ({last.config.name}) ended as {last.result.outcome.value}: "
+            f"{last.result.reason}"
+        )
+    smallest = min(by_memory, key=lambda record: (record.config.micro_batch_size, -record.config.zero_stage))
+    assert smallest.result is not None
+    limit = gib(smallest.result.limit_bytes or 0)
+    rest = "every candidate is ruled out" if result.stop_reason is StopReason.EXHAUSTED else "others may still fit"
+    return (
+        f"at least one config must fit in {limit} a rank, and all {len(ended)} trials ran out of memory, down to "
+        f"{smallest.config.name} ({rest}): raise --memory-limit or --budget, lower --seq-len, or use more --ranks"
+    )

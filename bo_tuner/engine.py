@@ -1,0 +1,187 @@
+"""`Engine`: ask, run, tell, until the budget is used up or nothing is left to try."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from bo_tuner.budget import Budget, Spent
+from bo_tuner.config import TrainConfig
+from bo_tuner.objectives import EventSink, Objective, TrialEvent
+from bo_tuner.open_candidates import OpenCandidates
+from bo_tuner.outcome import Outcome, TrialLimits, TrialResult
+from bo_tuner.samplers import CandidateSampler, SpaceExhausted
+from bo_tuner.space import lightest
+from bo_tuner.storage import StudyStore
+from bo_tuner.trial import TrialRecord, best_of
+
+__all__ = ["Engine", "Progress", "Snapshot", "StopReason"]
+
+_FIRST_DEADLINE_S = 600.0
+_LEAST_DEADLINE_S = 90.0
+_PATIENCE = 10.0
+"""A trial may take this many times what the slowest rate so far would need."""
+_MOST_FAILURES_IN_A_ROW = 3
+
+
+class StopReason(enum.StrEnum):
+    """Why a run ended."""
+
+    BUDGET = "the budget is used up"
+    EXHAUSTED = "every candidate has run or is ruled out"
+    BROKEN = "three trials in a row failed for another reason than memory, and none completed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Where a study stands, for whoever shows it."""
+
+    records: Sequence[TrialRecord]
+    budget: Budget
+    spent: Spent
+    running: TrialRecord | None = None
+    """The trial that runs now."""
+    event: TrialEvent | None = None
+    """The newest of that trial."""
+    memory_limit_bytes: int = 0
+    """Per rank."""
+
+
+class Progress(Protocol):
+    """Told of a study's progress. `shows` is called often, `ended` once a trial."""
+
+    def shows(self, snapshot: Snapshot) -> None:
+        """A step was made."""
+        ...
+
+    def ended(self, record: TrialRecord, snapshot: Snapshot) -> None:
+        """A trial has its result."""
+        ...
+
+
+class Engine:
+    """Runs one study."""
+
+    def __init__(
+        self,
+        *,
+        store: StudyStore,
+        sampler: CandidateSampler,
+        candidates: OpenCandidates,
+        objective: Objective,
+        budget: Budget,
+        memory_bytes: int,
+        n_ranks: int,
+        progress: Progress,
+    ) -> None:
+        """Put the parts together.
+
+        Args:
+            store: The study, created already and driven by this process.
+            sampler: Chooses.
+            candidates: What it chooses from.
+            objective: Runs.
+            budget: For the study as a whole, earlier runs included.
+            memory_bytes: Limit per rank.
+            n_ranks: World size.
+            progress: Is told.
+        """
+        self._store = store
+        self._sampler = sampler
+        self._candidates = candidates
+        self._objective = objective
+        self._budget = budget
+        self._memory_bytes = memory_bytes
+        self._n_ranks = n_ranks
+        self._progress = progress
+
+    def run(self) -> StopReason:
+        """Go on with the study until it ends.
+
+        Raises:
+            StoreError: The storage stopped answering.
+            StudyBusyError: Another process took the study over.
+            LaunchError: Trials cannot be started at all.
+        """
+        self._store.use_sampler(self._sampler)
+        for interrupted in self._store.settle():
+            self._run_trial(interrupted)
+        while True:
+            self._store.check_lease()
+            records = self._store.records()
+            if self._budget.is_used_up(self._store.spent()):
+                return StopReason.BUDGET
+            if _is_broken(records):
+                return StopReason.BROKEN
+            try:
+                config = self._next_config(records)
+            except SpaceExhausted:
+                return StopReason.EXHAUSTED
+            self._run_trial(self._store.begin(config, self._sampler.search_space))
+
+    def _next_config(self, records: Sequence[TrialRecord]) -> TrainConfig:
+        """The sampler's choice; first of all the lightest candidate, which proves that the model trains and sets the pace."""
+        if not records:
+            return lightest(self._candidates.all)
+        return self._sampler.next_config(records)
+
+    def _run_trial(self, record: TrialRecord) -> None:
+        while True:
+            records = self._store.records()
+            result = self._objective(
+                record.config, limits=self._limits(record.config, records), on_event=self._sink(record, records)
+            )
+            if result.outcome.teaches or record.attempts:
+                break
+            record = self._store.add_attempt(record, result)
+        self._store.finish(record, result)
+        ended = TrialRecord(number=record.number, config=record.config, result=result, attempts=record.attempts)
+        self._progress.ended(ended, self._snapshot(self._store.records()))
+
+    def _limits(self, config: TrainConfig, records: Sequence[TrialRecord]) -> TrialLimits:
+        best = best_of(records)
+        return TrialLimits(
+            memory_bytes=self._memory_bytes,
+            deadline_s=self._deadline_s(config, records),
+            incumbent_samples_per_s=best.samples_per_s if best else None,
+        )
+
+    def _deadline_s(self, config: TrainConfig, records: Sequence[TrialRecord]) -> float:
+        """Generous: the longest start so far and all steps at the slowest rate so far, times ten."""
+        rates = [rate for record in records if (rate := record.samples_per_s)]
+        if not rates:
+            return _FIRST_DEADLINE_S
+        starts = [(record.result.phases_s or {}).get("start", 0.0) for record in records if record.result]
+        steps_s = TrialLimits(memory_bytes=1).max_steps * config.global_batch(self._n_ranks) / min(rates)
+        return max(_LEAST_DEADLINE_S, _PATIENCE * (max(starts) + steps_s))
+
+    def _sink(self, record: TrialRecord, records: Sequence[TrialRecord]) -> EventSink:
+        def sink(event: TrialEvent) -> None:
+            self._progress.shows(self._snapshot(records, running=record, event=event))
+
+        return sink
+
+    def _snapshot(
+        self, records: Sequence[TrialRecord], *, running: TrialRecord | None = None, event: TrialEvent | None = None
+    ) -> Snapshot:
+        return Snapshot(
+            records=records,
+            budget=self._budget,
+            spent=self._store.spent(),
+            running=running,
+            event=event,
+            memory_limit_bytes=self._memory_bytes,
+        )
+
+
+def _is_broken(records: Sequence[TrialRecord]) -> bool:
+    last: list[TrialResult] = [record.result for record in records if record.result][-_MOST_FAILURES_IN_A_ROW:]
+    return (
+        len(last) == _MOST_FAILURES_IN_A_ROW
+        and all(result.outcome is Outcome.FAILED for result in last)
+        and best_of(records) is None
+    )
+
+

@@ -1,0 +1,91 @@
+"""A study as a table for people, and as plain data for programs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from bo_tuner.budget import Spent
+from bo_tuner.open_candidates import memory_proofs
+from bo_tuner.report.progress import ending
+from bo_tuner.text import gib, rate
+from bo_tuner.trial import TrialRecord, best_of, ranked
+
+__all__ = ["UNIT", "study_to_dict", "summary_text", "trials_table"]
+
+UNIT = "samples/s"
+
+
+def study_to_dict(name: str, records: Sequence[TrialRecord], *, budget: str | None, spent: Spent) -> dict[str, Any]:
+    """What `tune --json` and `show --json` print."""
+    best = best_of(records)
+    return {
+        "study": name,
+        "direction": "maximize",
+        "unit": UNIT,
+        "budget": budget,
+        "spent": spent.to_dict(),
+        "best": best.to_dict() if best else None,
+        "trials": [record.to_dict() for record in records],
+    }
+
+
+def trials_table(records: Sequence[TrialRecord], *, n_ranks: int) -> str:
+    """One row a trial: number, config, global batch, outcome, samples/s, step time, peak memory, wall time, reason."""
+    header = ("trial", "config", "batch", "outcome", "samples/s", "step", "peak memory", "wall")
+    best = best_of(records)
+    rows: list[tuple[str, ...]] = []
+    for record in records:
+        result = record.result
+        value, measurement = record.samples_per_s, result.measurement if result else None
+        rows.append(
+            (
+                f"{record.number}{' *' if best and best.number == record.number else ''}",
+                record.config.name,
+                str(record.config.global_batch(n_ranks)),
+                result.outcome.value if result else "-",
+                f"{value:.4g}" if value is not None else "-",
+                f"{measurement.step_time_s * 1000:.0f} ms" if measurement and value is not None else "-",
+                gib(result.peak_memory_bytes) if result and result.peak_memory_bytes else "-",
+                f"{record.wall_s:.1f} s" if result else "-",
+            )
+        )
+    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(header, widths, strict=True)).rstrip()]
+    for row, record in zip(rows, records, strict=True):
+        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        reason = record.result.reason if record.result else "no result yet"
+        lines.append(f"{line}  {reason}" if reason else line)
+    return "\n".join(lines)
+
+
+def summary_text(
+    records: Sequence[TrialRecord], *, n_candidates: int, limit_bytes: int | None, stages: Sequence[int]
+) -> str:
+    """The summary that DeepSpeed's tuner prints, per ZeRO stage and over all: trials, best value, best name; then what was
+    ruled out and by which trial."""
+    groups = [(f"z{stage}", [record for record in records if record.config.zero_stage == stage]) for stage in stages]
+    header = ("space", "trials", "best samples/s", "best name")
+    rows = [header, *(_summary_row(name, group) for name, group in groups), _summary_row("all", list(records))]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    endings = Counter(record.result.outcome.value for record in records if record.result)
+    counted = ", ".join(f"{count} {outcome}" for outcome, count in endings.most_common())
+    lines.append(f"\n{len(records)} of {n_candidates} candidates ran: {counted or 'none finished'}")
+    if limit_bytes is not None:
+        for layout, proof in memory_proofs(records, limit_bytes=limit_bytes).items():
+            lines.append(
+                f"z{layout.zero_stage}: micro-batch {proof.micro_batch_size} and larger do not fit (trial {proof.trial})"
+            )
+    best = best_of(records)
+    if best is not None:
+        lines.append(f"best: {best.config.name}, {ending(best.result)} a rank")
+    return "\n".join(lines)
+
+
+def _summary_row(name: str, records: Sequence[TrialRecord]) -> tuple[str, str, str, str]:
+    best = next(iter(ranked(records)), None)
+    if best is None or best.samples_per_s is None:
+        return (name, str(len(records)), "-", "-")
+    return (name, str(len(records)), rate(best.samples_per_s).removesuffix("/s"), best.config.name)

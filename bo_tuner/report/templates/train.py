@@ -1,0 +1,98 @@
+"""Train the model of model.json with the DeepSpeed config of ds_config.json; launch.sh starts it on every rank.
+
+Needs torch, transformers and deepspeed, not bo_tuner. job.py beside this file is the code that was measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import job
+
+HERE = Path(__file__).resolve().parent
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=20, help="optimizer steps (default: 20)")
+    parser.add_argument(
+        "--data",
+        help="FILE.py:FUNCTION that returns a torch Dataset of dicts of tensors as the model takes them, labels included; "
+        "default: synthetic samples",
+    )
+    parser.add_argument("--workers", type=int, default=0, help="data loading processes per rank (default: 0)")
+    parser.add_argument("--save", type=Path, help="folder for a DeepSpeed checkpoint at the end")
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+def load_data(given: str | None, facts: dict[str, Any], seed: int) -> Any:
+    if given is None:
+        return job.SyntheticData(facts["architecture"], seq_len=facts["seq_len"], seed=seed)
+    file, _, name = given.partition(":")
+    spec = importlib.util.spec_from_file_location("user_data", file)
+    if spec is None or spec.loader is None or not Path(file).is_file():
+        sys.exit(f"--data must be FILE.py:FUNCTION; there is no Python file {file!r}")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not hasattr(module, name):
+        sys.exit(f"--data must be FILE.py:FUNCTION; {file} has no {name!r}")
+    return getattr(module, name)()
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    facts = json.loads((HERE / "model.json").read_text(encoding="utf-8"))
+    ds_config = json.loads((HERE / "ds_config.json").read_text(encoding="utf-8"))
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    on_gpu = facts["device"] == "cuda"
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    job.join_group(device)
+    data = load_data(arguments.data, facts, arguments.seed)
+    engine = job.build_engine(job.place_model(facts["architecture"], ds_config, device=device), ds_config)
+    batches = job.batches(
+        data,
+        micro_batch_size=ds_config["train_micro_batch_size_per_gpu"],
+        rank=rank,
+        n_workers=arguments.workers,
+        seed=arguments.seed,
+    )
+    times_s: list[float] = []
+    loss = float("nan")
+    for step in range(1, arguments.steps + 1):
+        done = job.run_step(engine, batches, grad_accum_steps=ds_config["gradient_accumulation_steps"])
+        times_s.append(done.total_s)
+        loss = done.loss
+        if rank == 0 and (step <= 3 or step % 10 == 0):
+            rate = ds_config["train_batch_size"] / done.total_s
+            print(f"step {step}  loss {loss:.4f}  {rate:.4g} samples/s", file=sys.stderr, flush=True)
+    if arguments.save is not None:
+        engine.save_checkpoint(str(arguments.save))
+    if rank == 0:
+        median_s = statistics.median(times_s[2:] or times_s)
+        summary = {
+            "steps": arguments.steps,
+            "world_size": world_size,
+            "loss": loss,
+            "step_time_s": median_s,
+            "samples_per_s": ds_config["train_batch_size"] / median_s,
+            "measured_samples_per_s": facts["measured"]["samples_per_s"],
+        }
+        print(json.dumps(summary), flush=True)
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

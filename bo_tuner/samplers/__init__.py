@@ -1,0 +1,6 @@
+"""Who chooses the next config."""
+
+from bo_tuner.samplers.base import CandidateSampler, SpaceExhausted
+from bo_tuner.samplers.table import SAMPLERS, make_sampler
+
+__all__ = ["SAMPLERS", "CandidateSampler", "SpaceExhausted", "make_sampler"]

@@ -1,0 +1,77 @@
+"""`CandidateSampler`: an Optuna sampler that only ever proposes open candidates, whole."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from optuna.samplers import BaseSampler
+
+from bo_tuner.config import TrainConfig
+from bo_tuner.open_candidates import OpenCandidates
+from bo_tuner.space import distributions
+from bo_tuner.trial import TrialRecord, records_of
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.distributions import BaseDistribution
+    from optuna.trial import FrozenTrial
+
+__all__ = ["CandidateSampler", "SpaceExhausted"]
+
+
+class SpaceExhausted(Exception):
+    """No candidate is left to run."""
+
+
+class CandidateSampler(BaseSampler):
+    """Base of our samplers: subclasses choose among the candidates that are still open.
+
+    A choice depends on the seed and the finished trials alone, so a resumed study goes on as if never interrupted.
+    """
+
+    def __init__(self, candidates: OpenCandidates, *, seed: int) -> None:
+        self._candidates = candidates
+        self._seed = seed
+        self.search_space: dict[str, BaseDistribution] = distributions(candidates.all)
+        """The fixed distribution of every field."""
+
+    @abstractmethod
+    def choose(self, records: Sequence[TrialRecord], candidates: Sequence[TrainConfig]) -> TrainConfig:
+        """The next config: one of `candidates`, which is not empty."""
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """All fields are chosen together."""
+        return self.search_space
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """The next config as Optuna parameters.
+
+        Raises:
+            SpaceExhausted: No candidate is left.
+        """
+        return self.next_config(records_of(study.get_trials(deepcopy=False))).params()
+
+    def next_config(self, records: Sequence[TrialRecord]) -> TrainConfig:
+        """The next config, given all trials so far.
+
+        Raises:
+            SpaceExhausted: No candidate is left.
+        """
+        candidates = self._candidates.open(records)
+        if not candidates:
+            raise SpaceExhausted
+        return self.choose(records, candidates)
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """Never right here: a field chosen alone makes an illegal config.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError(f"{param_name!r} is not a field of this study's search space")

@@ -1,0 +1,48 @@
+"""Samplers by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bo_tuner.errors import ConfigError
+from bo_tuner.open_candidates import OpenCandidates
+from bo_tuner.samplers.base import CandidateSampler
+from bo_tuner.samplers.plain import GridSampler, RandomSampler
+from bo_tuner.samplers.shadow import ShadowSampler
+from bo_tuner.text import did_you_mean
+
+__all__ = ["SAMPLERS", "make_sampler"]
+
+
+def _tpe(candidates: OpenCandidates, seed: int) -> CandidateSampler:
+    import optuna
+
+    return ShadowSampler(candidates, seed=seed, make=lambda ask_seed: optuna.samplers.TPESampler(seed=ask_seed))
+
+
+SAMPLERS: dict[str, Callable[[OpenCandidates, int], CandidateSampler]] = {
+    "tpe": _tpe,
+    "random": lambda candidates, seed: RandomSampler(candidates, seed=seed),
+    "grid": lambda candidates, seed: GridSampler(candidates, seed=seed),
+}
+"""Name -> factory(candidates, seed)."""
+
+
+def check_sampler_name(name: str) -> None:
+    """Refuse an unknown name.
+
+    Raises:
+        ConfigError: It lists the right ones.
+    """
+    if name not in SAMPLERS:
+        raise ConfigError(f"--sampler must be one of {', '.join(SAMPLERS)}; got {name!r}{did_you_mean(name, SAMPLERS)}")
+
+
+def make_sampler(name: str, candidates: OpenCandidates, *, seed: int) -> CandidateSampler:
+    """The sampler called `name`.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    check_sampler_name(name)
+    return SAMPLERS[name](candidates, seed)

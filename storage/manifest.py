@@ -1,0 +1,97 @@
+"""`Manifest`: what a study was started for. It is written with the study, and a resume must agree with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from bo_tuner.cluster import Cluster
+from bo_tuner.errors import StoreError, StudyMismatchError
+from bo_tuner.space import SearchSpace
+from bo_tuner.workload import Workload
+
+__all__ = ["Manifest"]
+
+SCHEMA_VERSION = 1
+_SAME_MEMORY = 0.02
+"""Relative; what a kernel leaves of a machine's memory differs a little from boot to boot."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What makes the trials of a study comparable, and where they come from."""
+
+    workload: Workload
+    cluster: Cluster
+    space: SearchSpace
+    seed: int
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Of python, torch, deepspeed, transformers and bo_tuner; they may differ on resume."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that JSON can hold."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "workload": self.workload.to_dict(),
+            "cluster": self.cluster.to_dict(),
+            "space": self.space.to_dict(),
+            "seed": self.seed,
+            "versions": dict(self.versions),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Manifest:
+        """The inverse of `to_dict`.
+
+        Raises:
+            StoreError: A newer bo_tuner wrote it.
+        """
+        version = data.get("schema_version")
+        if version != SCHEMA_VERSION:
+            raise StoreError(
+                f"the study has schema version {version}, and this bo_tuner reads {SCHEMA_VERSION}: "
+                "upgrade bo_tuner, or start another study with --study"
+            )
+        return cls(
+            workload=Workload.from_dict(data["workload"]),
+            cluster=Cluster.from_dict(data["cluster"]),
+            space=SearchSpace.from_dict(data["space"]),
+            seed=data["seed"],
+            versions=data["versions"],
+        )
+
+    def check_same(self, other: Manifest, *, study_name: str) -> None:
+        """Refuse to go on with a study for something else.
+
+        Args:
+            other: What is wanted now.
+            study_name: For the message.
+
+        Raises:
+            StudyMismatchError: Workload, hardware or space differ; the text names the first differences.
+        """
+        mine, theirs = self.to_dict(), other.to_dict()
+        if abs(self.cluster.memory_bytes - other.cluster.memory_bytes) <= _SAME_MEMORY * self.cluster.memory_bytes:
+            theirs["cluster"]["memory_bytes"] = self.cluster.memory_bytes
+        differences: list[str] = []
+        for part in ("workload", "cluster", "space"):
+            differences += list(_differences(mine[part], theirs[part], part))
+        if differences:
+            shown = "; ".join(differences[:3]) + ("; ..." if len(differences) > 3 else "")
+            raise StudyMismatchError(
+                f"study {study_name!r} exists for something else ({shown}): repeat its options, "
+                "or start another study with --study NAME"
+            )
+
+
+def _differences(mine: Any, theirs: Any, path: str) -> Iterator[str]:
+    if isinstance(mine, Mapping) and isinstance(theirs, Mapping):
+        for key in sorted({*mine, *theirs}, key=lambda name: (name != "name", name)):
+            yield from _differences(mine.get(key), theirs.get(key), f"{path} {key}".replace("workload ", ""))
+    elif _plain(mine) != _plain(theirs):
+        yield f"{path} is {mine}, not {theirs}"
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

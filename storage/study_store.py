@@ -1,0 +1,322 @@
+"""`StudyStore`: one study in an Optuna storage.
+
+Besides Optuna's tables there are only trial and study attributes, so the Optuna dashboard opens any study as it is. A trial
+appears whole, in one transaction, with its config and state RUNNING; then its result is written as one attribute; then Optuna
+is told. Whatever moment a process is killed at, the next one finds either no trial, a trial to run again, or a result to tell.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bo_tuner.budget import Spent
+from bo_tuner.config import TrainConfig
+from bo_tuner.errors import StoreError
+from bo_tuner.outcome import Outcome, TrialResult
+from bo_tuner.storage.lease import Lease
+from bo_tuner.storage.location import Location, storage_answers
+from bo_tuner.storage.manifest import Manifest
+from bo_tuner.text import did_you_mean, gib, rate
+from bo_tuner.trial import ATTEMPTS_KEY, RESULT_KEY, TrialRecord, best_of, records_of
+
+if TYPE_CHECKING:
+    import optuna
+    from optuna.distributions import BaseDistribution
+    from optuna.samplers import BaseSampler
+
+__all__ = ["StudyStore", "best_note"]
+
+_MANIFEST_KEY = "manifest"
+_SPENT_KEY = "spent"
+_LEASE_KEY = "lease"
+_STOP_KEY = "stop"
+_CONSTRAINT = "memory"
+
+
+class StudyStore:
+    """One study: its manifest, trials, spending, and the right to drive it."""
+
+    def __init__(self, location: Location, name: str) -> None:
+        """Point at study `name`; it need not exist yet."""
+        self.location = location
+        self.name = name
+        self._study: optuna.Study | None = None
+        self._lease: Lease | None = None
+        self._spent_before = Spent()
+        self._driving_since = 0.0
+        self._n_ranks = 0
+
+    @classmethod
+    def existing(cls, location: Location, name: str) -> StudyStore:
+        """A study that must be there.
+
+        Raises:
+            StoreError: It is not; the text lists those that are.
+        """
+        names = study_names(location)
+        if name not in names:
+            known = f"studies there: {', '.join(names)}" if names else "there is none yet: bo-tuner tune MODEL starts one"
+            raise StoreError(f"no study {name!r} in {location.shown_url}{did_you_mean(name, names)}; {known}")
+        return cls(location, name)
+
+    # -- what it is ------------------------------------------------------------------------------------------------
+
+    def manifest(self) -> Manifest | None:
+        """What the study was started for; None when it does not exist, or died before that was written.
+
+        Raises:
+            StoreError: It exists, and is not one of ours.
+        """
+        if not self.location.holds_anything or self.name not in study_names(self.location):
+            return None
+        data = self._user_attrs().get(_MANIFEST_KEY)
+        if data is None:
+            if self.study.get_trials(deepcopy=False):
+                raise StoreError(f"study {self.name!r} was not made by bo_tuner; choose another name with --study")
+            return None
+        return Manifest.from_dict(data)
+
+    def create(self, manifest: Manifest) -> None:
+        """Write a new study; a study without a manifest is completed."""
+        import optuna
+
+        storage = self.location.open()
+        with self._answers():
+            self._study = optuna.create_study(
+                study_name=self.name, storage=storage, direction="maximize", load_if_exists=True
+            )
+            storage.set_study_user_attr(self._id, _MANIFEST_KEY, manifest.to_dict())
+
+    @property
+    def study(self) -> optuna.Study:
+        """The Optuna study."""
+        if self._study is None:
+            import optuna
+
+            storage = self.location.open()
+            with self._answers():
+                # The sampler is set by whoever asks; naming one spares Optuna from importing its default.
+                self._study = optuna.load_study(
+                    study_name=self.name, storage=storage, sampler=optuna.samplers.RandomSampler()
+                )
+        return self._study
+
+    def use_sampler(self, sampler: BaseSampler) -> None:
+        """The sampler that `ask` asks."""
+        self.study.sampler = sampler
+
+    @property
+    def folder(self) -> Path:
+        """Logs lie here."""
+        return self.location.study_folder(self.name)
+
+    # -- trials ----------------------------------------------------------------------------------------------------
+
+    def records(self) -> list[TrialRecord]:
+        """All trials, by number."""
+        with self._answers():
+            return records_of(self.study.get_trials(deepcopy=False))
+
+    def begin(self, config: TrainConfig, space: Mapping[str, BaseDistribution]) -> TrialRecord:
+        """Add a running trial, in one transaction."""
+        import optuna
+
+        storage = self.location.open()
+        template = optuna.trial.create_trial(
+            state=optuna.trial.TrialState.RUNNING,
+            params=config.params(),
+            distributions=dict(space),
+            user_attrs={"name": config.name},
+        )
+        with self._answers():
+            trial_id = storage.create_new_trial(self._id, template_trial=template)
+            return TrialRecord.from_optuna(storage.get_trial(trial_id))
+
+    def add_attempt(self, record: TrialRecord, result: TrialResult) -> TrialRecord:
+        """Keep a try that taught nothing; the trial goes on running."""
+        from dataclasses import replace
+
+        attempts = (*record.attempts, result)
+        with self._answers():
+            self.location.open().set_trial_user_attr(
+                self._trial_id(record), ATTEMPTS_KEY, [attempt.to_dict() for attempt in attempts]
+            )
+        self._save_spent()
+        return replace(record, attempts=attempts)
+
+    def finish(self, record: TrialRecord, result: TrialResult) -> None:
+        """Write the result, then tell Optuna."""
+        trial_id = self._trial_id(record)
+        storage = self.location.open()
+        with self._answers():
+            storage.set_trial_user_attr(trial_id, RESULT_KEY, result.to_dict())
+            self._tell(record.number, trial_id, result)
+        self._save_spent()
+
+    def settle(self) -> list[TrialRecord]:
+        """After an interruption: tell Optuna results that it was not told.
+
+        Returns:
+            Trials that have no result, to be run again.
+        """
+        import optuna
+
+        with self._answers():
+            running = self.study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,))
+            unfinished: list[TrialRecord] = []
+            for record in records_of(running):
+                if record.result is None:
+                    unfinished.append(record)
+                else:
+                    self._tell(record.number, self._trial_id(record), record.result)
+        return unfinished
+
+    def _tell(self, number: int, trial_id: int, result: TrialResult) -> None:
+        import optuna
+
+        storage = self.location.open()
+        storage.set_trial_user_attr(trial_id, "outcome", result.outcome.value)
+        storage.set_trial_user_attr(trial_id, "reason", result.reason)
+        # Optuna 5 reads the second; dashboards up to 0.21 read only the first.
+        storage.set_trial_system_attr(trial_id, "constraints", [result.constraint])
+        storage.set_trial_system_attr(trial_id, f"constraints:{_CONSTRAINT}", result.constraint)
+        value = result.samples_per_s
+        if value is not None:
+            self.study.tell(number, value)
+        elif result.outcome.teaches:
+            self.study.tell(number, state=optuna.trial.TrialState.PRUNED)
+        else:
+            self.study.tell(number, state=optuna.trial.TrialState.FAIL)
+
+    def _trial_id(self, record: TrialRecord) -> int:
+        return self.location.open().get_trial_id_from_study_id_trial_number(self._id, record.number)
+
+    # -- driving ---------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def drive(self, *, n_ranks: int) -> Iterator[None]:
+        """Hold the lease, and count the time as spent.
+
+        Args:
+            n_ranks: Devices that are held meanwhile.
+
+        Raises:
+            StudyBusyError: Another process drives the study.
+        """
+        lease = Lease(
+            study_name=self.name,
+            lock_file=self.folder / "lock",
+            read=lambda: self._user_attrs().get(_LEASE_KEY),
+            write=lambda entry: self._set_attr(_LEASE_KEY, entry),
+            on_renew=self._save_spent,
+        )
+        lease.acquire()
+        self._lease = lease
+        self._spent_before = self.spent()
+        self._driving_since = time.monotonic()
+        self._n_ranks = n_ranks
+        try:
+            yield
+        finally:
+            with contextlib.suppress(StoreError):
+                self._save_spent()
+            self._driving_since = 0.0
+            with contextlib.suppress(StoreError):
+                lease.release()
+
+    def check_lease(self) -> None:
+        """Stop when the right to drive is lost.
+
+        Raises:
+            StudyBusyError: Another process took over.
+            StoreError: The storage stopped answering.
+        """
+        if self._lease is not None and self._lease.lost is not None:
+            raise self._lease.lost
+
+    def spent(self) -> Spent:
+        """What the study has used, up to now."""
+        n_trials = sum(record.result is not None for record in self.records())
+        if self._driving_since:
+            seconds = time.monotonic() - self._driving_since
+            return Spent(
+                trials=n_trials,
+                seconds=self._spent_before.seconds + seconds,
+                device_seconds=self._spent_before.device_seconds + seconds * self._n_ranks,
+            )
+        stored = self._user_attrs().get(_SPENT_KEY, {})
+        return Spent(
+            trials=n_trials, seconds=stored.get("seconds", 0.0), device_seconds=stored.get("device_seconds", 0.0)
+        )
+
+    def _save_spent(self) -> None:
+        if self._driving_since:
+            seconds = time.monotonic() - self._driving_since
+            self._set_attr(
+                _SPENT_KEY,
+                {
+                    "seconds": self._spent_before.seconds + seconds,
+                    "device_seconds": self._spent_before.device_seconds + seconds * self._n_ranks,
+                },
+            )
+
+    # -- for people ------------------------------------------------------------------------------------------------
+
+    def note_stop(self, budget: str, reason: str) -> None:
+        """Keep the budget and why the study last stopped."""
+        self._set_attr(_STOP_KEY, {"budget": budget, "reason": reason})
+
+    def last_stop(self) -> dict[str, str]:
+        """`budget` and `reason` of the last run; empty before the first."""
+        return dict(self._user_attrs().get(_STOP_KEY) or {})
+
+    def write_note(self) -> None:
+        """Our best in the study note that the Optuna dashboard shows; its own best ignores constraints."""
+        from optuna_dashboard import save_note
+
+        with self._answers():
+            save_note(self.study, best_note(self.records()))
+
+    # -- plumbing --------------------------------------------------------------------------------------------------
+
+    @property
+    def _id(self) -> int:
+        return self.location.open().get_study_id_from_name(self.name)
+
+    def _user_attrs(self) -> dict[str, Any]:
+        with self._answers():
+            return self.location.open().get_study_user_attrs(self._id)
+
+    def _set_attr(self, key: str, value: Any) -> None:
+        with self._answers():
+            self.location.open().set_study_user_attr(self._id, key, value)
+
+    def _answers(self) -> contextlib.AbstractContextManager[None]:
+        return storage_answers(self.location.shown_url)
+
+
+def study_names(location: Location) -> list[str]:
+    """Studies in a database, newest last; none when the database does not exist."""
+    if not location.holds_anything:
+        return []
+    storage = location.open()
+    with storage_answers(location.shown_url):
+        return [study.study_name for study in storage.get_all_studies()]
+
+
+def best_note(records: list[TrialRecord]) -> str:
+    """The best trial in Markdown."""
+    best = best_of(records)
+    if best is None or best.result is None:
+        return "bo_tuner: no trial has completed yet."
+    peak = gib(best.result.peak_memory_bytes) if best.result.peak_memory_bytes else "unknown"
+    n_memory = sum(record.result is not None and record.result.outcome.is_memory for record in records)
+    return (
+        f"### Best: `{best.config.name}` (trial {best.number})\n\n"
+        f"**{rate(best.samples_per_s or 0.0)}** samples, peak memory {peak} a rank. "
+        f"{len(records)} trials, {n_memory} ended by memory ({Outcome.OOM}, {Outcome.GUARDED} or {Outcome.HOST_OOM})."
+    )
