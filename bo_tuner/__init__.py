@@ -1,7 +1,7 @@
 """Finds the fastest training configuration that fits, by short real training steps.
 
-    from bo_tuner import tune
-    result = tune("bert-tiny", budget="10 trials")
+from bo_tuner import tune
+result = tune("bert-tiny", budget="10 trials")
 """
 
 from __future__ import annotations

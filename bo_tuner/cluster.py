@@ -15,6 +15,7 @@ from bo_tuner.text import gib
 
 __all__ = ["Cluster", "MemoryLimit"]
 
+_UNITS = {"b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 DeviceKind = Literal["cpu", "cuda"]
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
@@ -124,8 +125,6 @@ class MemoryLimit:
     limit_bytes: int | None = None
     """Bytes."""
 
-    _UNITS = {"b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
-
     @classmethod
     def parse(cls, value: str | float | MemoryLimit) -> MemoryLimit:
         """Read "0.92", "92%", "3GiB", "800MiB" or a fraction.
@@ -137,10 +136,10 @@ class MemoryLimit:
             return value
         text = str(value).strip().lower().replace(" ", "")
         wanted = f'--memory-limit must be a fraction as in 0.92, or bytes a rank as in "3GiB"; got {value!r}'
-        unit = next((unit for unit in sorted(cls._UNITS, key=len, reverse=True) if text.endswith(unit)), None)
+        unit = next((unit for unit in sorted(_UNITS, key=len, reverse=True) if text.endswith(unit)), None)
         try:
             if unit is not None:
-                limit_bytes = int(float(text.removesuffix(unit)) * cls._UNITS[unit])
+                limit_bytes = int(float(text.removesuffix(unit)) * _UNITS[unit])
                 if limit_bytes > 0:
                     return cls(limit_bytes=limit_bytes)
             else:

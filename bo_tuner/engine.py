@@ -183,5 +183,3 @@ def _is_broken(records: Sequence[TrialRecord]) -> bool:
         and all(result.outcome is Outcome.FAILED for result in last)
         and best_of(records) is None
     )
-
-

@@ -95,7 +95,8 @@ class OpenCandidates:
         tried = {record.config for record in records}
         proofs = memory_proofs(records, limit_bytes=self._limit_bytes)
         return sum(
-            config not in tried and (proof := proofs.get(config.layout)) is not None
+            config not in tried
+            and (proof := proofs.get(config.layout)) is not None
             and config.micro_batch_size >= proof.micro_batch_size
             for config in self._candidates
         )
@@ -110,7 +111,11 @@ class OpenCandidates:
     def _edge(self, records: Sequence[TrialRecord], proofs: dict[TrainConfig, MemoryProof]) -> list[TrainConfig]:
         found: list[TrainConfig] = []
         for layout, proof in proofs.items():
-            ran = [record.config.micro_batch_size for record in records if record.config.layout == layout and record.samples_per_s]
+            ran = [
+                record.config.micro_batch_size
+                for record in records
+                if record.config.layout == layout and record.samples_per_s
+            ]
             if ran and max(ran) < proof.micro_batch_size:
                 family = [config for config in self._candidates if config.layout == layout]
                 found += self._space.refined(family, fits=max(ran), fails=proof.micro_batch_size, n_ranks=self._n_ranks)

@@ -90,7 +90,8 @@ class Measurement:
     @property
     def engine_time_s(self) -> float:
         """Median over steps of the slowest rank's forward + backward + step."""
-        return statistics.median(max(times) for times in zip(*self.engine_times_s, strict=True))
+        slowest: list[float] = [max(times) for times in zip(*self.engine_times_s, strict=True)]
+        return statistics.median(slowest)
 
     @property
     def samples_per_s(self) -> float:
@@ -118,14 +119,10 @@ class Measurement:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Measurement:
         """The inverse of `to_dict`."""
-        return cls(
-            **{
-                **data,
-                "step_times_s": tuple(tuple(row) for row in data["step_times_s"]),
-                "engine_times_s": tuple(tuple(row) for row in data["engine_times_s"]),
-                "peak_memory_bytes": tuple(data["peak_memory_bytes"]),
-            }
-        )
+        values: dict[str, Any] = {**data, "peak_memory_bytes": tuple(data["peak_memory_bytes"])}
+        for name in ("step_times_s", "engine_times_s"):
+            values[name] = tuple(tuple(row) for row in data[name])
+        return cls(**values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,10 +182,6 @@ class TrialResult:
     def from_dict(cls, data: Mapping[str, Any]) -> TrialResult:
         """The inverse of `to_dict`."""
         measurement = data.get("measurement")
-        return cls(
-            **{
-                **data,
-                "outcome": Outcome(data["outcome"]),
-                "measurement": Measurement.from_dict(measurement) if measurement else None,
-            }
-        )
+        values: dict[str, Any] = {**data, "outcome": Outcome(data["outcome"])}
+        values["measurement"] = Measurement.from_dict(measurement) if measurement else None
+        return cls(**values)

@@ -166,8 +166,11 @@ class SearchSpace:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> SearchSpace:
         """The inverse of `to_dict`."""
-        lists = {name: tuple(value) for name, value in data.items() if isinstance(value, list | tuple)}
-        return cls(**{**data, **lists, "batch_rule": BatchRule(**data["batch_rule"])})
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in data.items()
+        }
+        values["batch_rule"] = BatchRule(**data["batch_rule"])
+        return cls(**values)
 
 
 def with_batch(layout: TrainConfig, micro_batch_size: int, grad_accum_steps: int) -> TrainConfig:
@@ -203,7 +206,7 @@ def distributions(candidates: Iterable[TrainConfig]) -> dict[str, BaseDistributi
     rows = [config.params() for config in candidates]
     found: dict[str, BaseDistribution] = {}
     for name in rows[0]:
-        values = {row[name] for row in rows}
+        values: set[Any] = {row[name] for row in rows}
         if name in fixed_choices:
             found[name] = CategoricalDistribution(fixed_choices[name])
         elif all(type(value) is int for value in values):

@@ -19,6 +19,6 @@ def rate(samples_per_s: float) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """" (did you mean bert-tiny?)", or nothing when no known name is near."""
+    """ " (did you mean bert-tiny?)", or nothing when no known name is near."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f" (did you mean {close[0]}?)" if close else ""

@@ -21,10 +21,10 @@ from bo_tuner.objectives.training import (
     DeepSpeedBackEnd,
     TrainingObjective,
     deepspeed_config,
+    extensions,
     model_facts,
     training_server,
 )
-from bo_tuner.objectives.training import extensions
 from bo_tuner.objectives.training.facts import check_precision
 from bo_tuner.open_candidates import OpenCandidates
 from bo_tuner.outcome import Measurement
@@ -258,14 +258,12 @@ def _open_study(store: StudyStore, wanted: Manifest, server: ForkServer) -> Mani
 
 def _introduce(store: StudyStore, manifest: Manifest, budget: Budget, memory_bytes: int, n_candidates: int) -> None:
     workload = manifest.workload
+    size = f"{workload.n_parameters / 1e6:.1f} M parameters"
     lines = [
         f"study {store.name} in {store.location.shown_url}",
-        f"model {workload.model.name}, {workload.n_parameters / 1e6:.1f} M parameters, sequence length {workload.seq_len}, "
-        f"{workload.precision}, {workload.optimizer}",
+        f"model {workload.model.name}, {size}, sequence length {workload.seq_len}, {workload.precision}, {workload.optimizer}",
         f"on {manifest.cluster}, memory limit {gib(memory_bytes)} a rank",
         f"global batch {manifest.space.batch_rule}",
         f"{n_candidates} candidates, budget {budget}",
     ]
     print("\n".join(lines), file=sys.stderr, flush=True)
-
-

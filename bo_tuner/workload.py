@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from bo_tuner.errors import ConfigError, ModelError
 from bo_tuner.text import did_you_mean
@@ -83,7 +83,9 @@ class ModelSpec:
             raise ModelError(f"{file} must be a Hugging Face config in JSON, and cannot be read: {error}") from error
         if not isinstance(architecture, dict) or "model_type" not in architecture:
             raise ModelError(f"{file} must be a Hugging Face config; it has no model_type")
-        return cls(name=file.parent.resolve().name if file.name == "config.json" else file.stem, architecture=architecture)
+        return cls(
+            name=file.parent.resolve().name if file.name == "config.json" else file.stem, architecture=architecture
+        )
 
     @property
     def longest_seq_len(self) -> int | None:
@@ -135,8 +137,8 @@ class Workload:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Workload:
         """The inverse of `to_dict`."""
-        model = cast("Mapping[str, Any]", data["model"])
-        return cls(**{**data, "model": ModelSpec(**model)})
+        values: dict[str, Any] = {**data, "model": ModelSpec(**data["model"])}
+        return cls(**values)
 
 
 def check_choice(option: str, value: str, choices: tuple[str, ...]) -> None:

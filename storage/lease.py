@@ -118,7 +118,7 @@ class Lease:
                     return
                 self._write(self._entry())
                 self._on_renew()
-            except Exception as error:  # told to the driver, which decides
+            except Exception as error:  # noqa: BLE001  # told to the driver, which decides
                 self.lost = error
                 return
 
@@ -147,8 +147,9 @@ class Lease:
 
 def _is_alive(holder: Mapping[str, Any]) -> bool:
     if holder["host"] == socket.gethostname():
-        return _process_started(int(holder["pid"])) == holder["process_started"]
-    return time.time() - float(holder["renewed_at"]) < LAPSES_AFTER_S
+        return bool(_process_started(int(holder["pid"])) == holder["process_started"])
+    renewed_at: float = holder["renewed_at"]
+    return time.time() - renewed_at < LAPSES_AFTER_S
 
 
 def _process_started(pid: int) -> float | None:

@@ -109,7 +109,9 @@ def storage_answers(shown_url: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise ConfigError(f"--storage {shown_url} needs a driver that is not installed: {_first_line(error)}") from error
+        raise ConfigError(
+            f"--storage {shown_url} needs a driver that is not installed: {_first_line(error)}"
+        ) from error
     except (SQLAlchemyError, optuna.exceptions.StorageInternalError, OSError) as error:
         cause = getattr(error, "orig", None) or getattr(error.__cause__, "orig", None) or error
         raise StoreError(

@@ -59,7 +59,9 @@ class StudyStore:
         """
         names = study_names(location)
         if name not in names:
-            known = f"studies there: {', '.join(names)}" if names else "there is none yet: bo-tuner tune MODEL starts one"
+            known = (
+                f"studies there: {', '.join(names)}" if names else "there is none yet: bo-tuner tune MODEL starts one"
+            )
             raise StoreError(f"no study {name!r} in {location.shown_url}{did_you_mean(name, names)}; {known}")
         return cls(location, name)
 

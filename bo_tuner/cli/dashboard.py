@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from socketserver import ThreadingMixIn
 from typing import Annotated
@@ -23,12 +24,14 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 
 class _Quiet(WSGIRequestHandler):
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the base class calls it so
+    def log_message(self, format: str, *args: object) -> None:  # the base class calls it so
         """Say nothing for every request."""
 
 
 def dashboard(
-    study: Annotated[str | None, typer.Argument(metavar="[STUDY]", help="Study to open at.", show_default="all")] = None,
+    study: Annotated[
+        str | None, typer.Argument(metavar="[STUDY]", help="Study to open at.", show_default="all")
+    ] = None,
     port: Annotated[int, typer.Option(help="Port on localhost; 0 takes a free one.")] = 8080,
     storage: Storage = None,
     as_json: AsJson = False,
@@ -49,7 +52,9 @@ def dashboard(
         application = optuna_dashboard.wsgi(location.open())
         server = make_server(_HOST, port, application, server_class=_Server, handler_class=_Quiet)
     except (OSError, OverflowError) as error:
-        raise ConfigError(f"--port must be free on {_HOST}, and {port} is not ({error}); use --port 0 for any") from error
+        raise ConfigError(
+            f"--port must be free on {_HOST}, and {port} is not ({error}); use --port 0 for any"
+        ) from error
     url = f"http://{_HOST}:{server.server_port}{path}"
     with server:
         if as_json:
@@ -58,7 +63,5 @@ def dashboard(
             print(url)
         sys.stdout.flush()
         print("Ctrl-C ends it", file=sys.stderr)
-        try:
+        with contextlib.suppress(KeyboardInterrupt):
             server.serve_forever()
-        except KeyboardInterrupt:
-            pass

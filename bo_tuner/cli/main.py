@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 1  # the reader of our output has had enough
     except typer.TyperException as error:
         return _fail(f"{error.format_message()} (bo-tuner --help tells more)", 2, debug="--debug" in given)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  # the last resort: one line, and --debug for the rest
         if "--debug" in given:
             traceback.print_exc()
         return _fail(f"unexpected {type(error).__name__}: {error} (--debug shows where)", 1, debug=False)

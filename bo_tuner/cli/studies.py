@@ -41,7 +41,9 @@ def export(
     rank: Annotated[int, typer.Option(help="Which of the complete trials: 1 is the best.")] = 1,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for ds_config.json, train.py and launch.sh.", show_default="print the DeepSpeed JSON"),
+        typer.Option(
+            help="Folder for ds_config.json, train.py and launch.sh.", show_default="print the DeepSpeed JSON"
+        ),
     ] = None,
     storage: Storage = None,
     as_json: AsJson = False,
@@ -56,7 +58,9 @@ def export(
         raise ConfigError(f"--rank must be from 1 to the {len(complete)} complete trials; got {rank}")
     record = complete[rank - 1]
     if out is None:
-        print(json.dumps(deepspeed_config(record.config, manifest.workload, n_ranks=manifest.cluster.n_ranks), indent=2))
+        print(
+            json.dumps(deepspeed_config(record.config, manifest.workload, n_ranks=manifest.cluster.n_ranks), indent=2)
+        )
         return
     files = write_job(out, record, manifest.workload, manifest.cluster)
     if as_json:

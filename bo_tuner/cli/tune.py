@@ -51,7 +51,8 @@ def tune(
     sampler: Annotated[str, typer.Option(help="tpe, random or grid.")] = "tpe",
     seed: Annotated[int, typer.Option(help="Of the sampler and the synthetic data.")] = 0,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the best config, train.py and launch.sh.", show_default="not written")
+        Path | None,
+        typer.Option(help="Folder for the best config, train.py and launch.sh.", show_default="not written"),
     ] = None,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -88,7 +89,9 @@ def tune(
         raise NothingFitsError(_why_nothing(result))
     if out is not None:
         files = result.best.export(out)
-        print(f"wrote {', '.join(file.name for file in files)} to {out}; train with {out / 'launch.sh'}", file=sys.stderr)
+        print(
+            f"wrote {', '.join(file.name for file in files)} to {out}; train with {out / 'launch.sh'}", file=sys.stderr
+        )
 
 
 def _stages(text: str) -> tuple[int, ...]:

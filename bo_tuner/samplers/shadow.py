@@ -98,4 +98,4 @@ def _gap(space: BaseDistribution, ours: Any, proposed: Any) -> float:
     assert isinstance(space, optuna.distributions.IntDistribution | optuna.distributions.FloatDistribution)
     if space.log:
         return abs(math.log(ours / proposed)) / math.log(space.high / space.low)
-    return abs(ours - proposed) / (space.high - space.low)
+    return float(abs(ours - proposed) / (space.high - space.low))

@@ -53,7 +53,9 @@ class ForkServer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def start(self) -> float:
@@ -206,7 +208,7 @@ class RankGroup:
     def _note_exit(self) -> None:
         message = self._control.receive()
         if message is None:
-            raise LaunchError(f"the process that starts ranks died")
+            raise LaunchError("the process that starts ranks died")
         if message["event"] == "exited" and message["trial"] == self._trial:
             self.exit_codes[int(message["rank"])] = int(message["code"])
 
@@ -228,10 +230,12 @@ class RankGroup:
             while not self.is_gone:
                 if time.monotonic() > deadline:
                     left = [pid for rank, pid in enumerate(self.pids) if rank not in self.exit_codes]
-                    raise LaunchError(f"processes {left} do not end when killed; the driver may hang: reboot or reset it")
+                    raise LaunchError(
+                        f"processes {left} do not end when killed; the driver may hang: reboot or reset it"
+                    )
                 self.poll(0.05)
         except OSError as error:
-            raise LaunchError(f"the process that starts ranks is gone") from error
+            raise LaunchError("the process that starts ranks is gone") from error
         finally:
             self._selector.close()
             for channel in self._channels:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -29,10 +30,8 @@ def die_with_parent(parent_pid: int, *, with_signal: signal.Signals) -> None:
 
 def end_group(leader_pid: int) -> None:
     """Kill a process group; nothing happens when it is gone."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(leader_pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 def held_devices() -> str | None:

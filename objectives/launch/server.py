@@ -46,7 +46,7 @@ class _Server:
                 importlib.import_module(name)
             if prepare is not None:
                 _resolve(prepare)()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  # importing a broken stack may raise anything
             traceback.print_exc()
             self._control.send({"event": "unfit", "reason": f"{type(error).__name__}: {error}"})
             return
@@ -59,11 +59,11 @@ class _Server:
 
     def _serve(self) -> None:
         while True:
-            readable, _, _ = select.select([self._control, self._wake_read], [], [])
+            readable, _, _ = select.select([self._control.fileno(), self._wake_read], [], [])
             if self._wake_read in readable:
                 os.read(self._wake_read, 4096)
                 self._reap()
-            if self._control in readable:
+            if self._control.fileno() in readable:
                 request, fds = self._control.receive_with_fds(MAX_FDS)
                 if request is None:
                     return
@@ -107,7 +107,7 @@ class _Server:
             os.environ.update(request["environments"][rank])
             _resolve(request["target"])(Channel.from_fd(fd), rank, Path(request["spec"]))
             code = 0
-        except BaseException:
+        except BaseException:  # noqa: BLE001  # a forked child must never return into the server's loop
             traceback.print_exc()
         finally:
             sys.stdout.flush()

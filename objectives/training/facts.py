@@ -70,14 +70,16 @@ def check_precision(precision: str, facts: ModelFacts, *, device: str) -> None:
     supported = {"fp32": True, "fp16": facts.is_fp16_supported, "bf16": facts.is_bf16_supported}
     if not supported[precision]:
         others = " or ".join(name for name, is_there in supported.items() if is_there)
-        raise ConfigError(f"--precision must be one that DeepSpeed supports on this {device}; got {precision}: use {others}")
+        raise ConfigError(
+            f"--precision must be one that DeepSpeed supports on this {device}; got {precision}: use {others}"
+        )
 
 
 def report_facts(channel: Channel, rank: int, spec: Path) -> None:
     """What the child does."""
     try:
         channel.send(_facts(json.loads(spec.read_text(encoding="utf-8"))["architecture"]))
-    except Exception as error:  # a model may raise anything
+    except Exception as error:  # noqa: BLE001  # a model may raise anything
         text = " ".join(str(error).split())
         channel.send({"error": f"{type(error).__name__}: {text[:500]}"})
 

@@ -12,7 +12,9 @@ from bo_tuner.text import gib
 
 __all__ = ["RankFailure", "kernel_oom_kills", "of_exception", "of_exit"]
 
-_CPU_REFUSAL = re.compile(r"DefaultCPUAllocator: (?:can't|not enough|couldn't)[^:]*(?:: you tried to allocate (\d+) bytes)?")
+_CPU_REFUSAL = re.compile(
+    r"DefaultCPUAllocator: (?:can't|not enough|couldn't)[^:]*(?:: you tried to allocate (\d+) bytes)?"
+)
 """torch has no class for a refusal on the CPU: a plain RuntimeError carries this text."""
 _CUDA_REQUEST = re.compile(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
 _CUDA_LIBRARY_REFUSALS = ("CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory", "Cuda failure 2 'out of memory'")
@@ -72,7 +74,9 @@ def of_exit(code: int, *, rank: int, n_oom_kills: int) -> RankFailure:
         n_oom_kills: Processes that the kernel killed for memory since the trial began.
     """
     if code == -signal.SIGKILL and n_oom_kills > 0:
-        return RankFailure(outcome=Outcome.HOST_OOM, reason=f"the kernel killed rank {rank}: the machine is out of memory")
+        return RankFailure(
+            outcome=Outcome.HOST_OOM, reason=f"the kernel killed rank {rank}: the machine is out of memory"
+        )
     if code < 0:
         try:
             name = signal.Signals(-code).name

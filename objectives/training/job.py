@@ -49,7 +49,8 @@ def model_class(architecture: Mapping[str, Any]) -> type[nn.Module]:
             of `model_type`.
 
     Raises:
-        ValueError: The class or the model type is unknown to the installed transformers, or takes no labels.
+        LookupError: The installed transformers has no such class.
+        ValueError: It has no language-model head for the model type, or the class takes no labels.
     """
     import transformers
     from transformers.models.auto import modeling_auto
@@ -65,10 +66,12 @@ def model_class(architecture: Mapping[str, Any]) -> type[nn.Module]:
                 named = [table[kind]]
                 break
         else:
-            raise ValueError(f"model_type {kind!r} has no language-model head in transformers; name one in architectures")
+            raise ValueError(
+                f"model_type {kind!r} has no language-model head in transformers; name one in architectures"
+            )
     found = getattr(transformers, str(named[0]), None)
-    if not isinstance(found, type):
-        raise ValueError(f"transformers {transformers.__version__} has no class {named[0]!r}")
+    if found is None:
+        raise LookupError(f"transformers {transformers.__version__} has no class {named[0]!r}")
     if labels_kind(found.__name__) is None:
         endings = ", ".join(LABELS_BY_SUFFIX)
         raise ValueError(f"{found.__name__} gives no loss; the class must end in one of {endings}")
@@ -94,7 +97,9 @@ def build_model(architecture: Mapping[str, Any]) -> nn.Module:
 def _hf_config(architecture: Mapping[str, Any]) -> Any:
     from transformers import AutoConfig
 
-    settings = {name: value for name, value in architecture.items() if name not in ("model_type", "transformers_version")}
+    settings = {
+        name: value for name, value in architecture.items() if name not in ("model_type", "transformers_version")
+    }
     return AutoConfig.for_model(str(architecture["model_type"]), **settings)
 
 
@@ -200,11 +205,11 @@ def _no_initial_weights() -> Iterator[None]:
     from transformers import PreTrainedModel
 
     original = PreTrainedModel.initialize_weights
-    PreTrainedModel.initialize_weights = lambda self, *_, **__: None  # type: ignore[method-assign]  # put back below
+    PreTrainedModel.initialize_weights = lambda *_, **__: None
     try:
         yield
     finally:
-        PreTrainedModel.initialize_weights = original  # type: ignore[method-assign]
+        PreTrainedModel.initialize_weights = original
 
 
 def build_engine(model: nn.Module, ds_config: Mapping[str, Any]) -> Any:
@@ -277,7 +282,7 @@ class _GpuClock:
         self._spans: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def __enter__(self) -> None:
-        span = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+        span = (_gpu_event(), _gpu_event())
         span[0].record()
         self._spans.append(span)
 
@@ -286,4 +291,9 @@ class _GpuClock:
 
     def total_s(self) -> float:
         """Seconds; the device must be synchronised."""
-        return sum(begin.elapsed_time(end) for begin, end in self._spans) / 1000
+        spans_ms: list[float] = [begin.elapsed_time(end) for begin, end in self._spans]
+        return sum(spans_ms) / 1000
+
+
+def _gpu_event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch leaves it bare

@@ -15,9 +15,6 @@ from typing import Any
 
 from bo_tuner.cluster import Cluster
 from bo_tuner.config import TrainConfig
-from bo_tuner.outcome import Measurement, Outcome, TrialLimits, TrialResult
-from bo_tuner.text import gib
-from bo_tuner.workload import Workload
 from bo_tuner.objectives.base import EventSink, TrialEvent
 from bo_tuner.objectives.launch import ForkServer, RankGroup
 from bo_tuner.objectives.memory import HostProbe, MemoryGuard
@@ -26,6 +23,9 @@ from bo_tuner.objectives.training.deepspeed_backend import deepspeed_config
 from bo_tuner.objectives.training.failures import RankFailure, kernel_oom_kills, of_exit
 from bo_tuner.objectives.training.rank import PRELOAD
 from bo_tuner.objectives.training.stopping import RankStep, StoppingRule
+from bo_tuner.outcome import Measurement, Outcome, TrialLimits, TrialResult
+from bo_tuner.text import gib
+from bo_tuner.workload import Workload
 
 __all__ = ["TrainingObjective", "rank_environment", "training_server"]
 
@@ -43,9 +43,7 @@ def training_server(cluster: Cluster) -> ForkServer:
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
     }
-    server = ForkServer(
-        preload=PRELOAD, prepare="bo_tuner.objectives.training.rank:prepare", environment=environment
-    )
+    server = ForkServer(preload=PRELOAD, prepare="bo_tuner.objectives.training.rank:prepare", environment=environment)
     server.environment["TORCH_EXTENSIONS_DIR"] = str(extensions.private_copy(server.run_dir))
     return server
 
@@ -60,7 +58,9 @@ def rank_environment(cluster: Cluster) -> dict[str, str]:
 class TrainingObjective:
     """Real training steps under DeepSpeed. Implements `Objective`."""
 
-    def __init__(self, workload: Workload, cluster: Cluster, server: ForkServer, *, log_dir: Path, seed: int = 0) -> None:
+    def __init__(
+        self, workload: Workload, cluster: Cluster, server: ForkServer, *, log_dir: Path, seed: int = 0
+    ) -> None:
         """Measure `workload` on `cluster` with ranks of `server`.
 
         Args:
@@ -254,9 +254,7 @@ class _Watch:
         phase = "measure" if self._rule.is_warm else ("warmup" if self._train_began else "start")
         memory = max([*self._peaks.values(), self._guard.peak_bytes or 0]) or None
         self._on_event(
-            TrialEvent(
-                phase=phase, step=self._rule.n_finished, n_steps=self._limits.max_steps, memory_bytes=memory
-            )
+            TrialEvent(phase=phase, step=self._rule.n_finished, n_steps=self._limits.max_steps, memory_bytes=memory)
         )
 
     def result(self, *, seq_len: int, teardown_s: float, wall_s: float, log_tail: str) -> TrialResult:

@@ -9,7 +9,7 @@ from bo_tuner.outcome import TrialLimits
 
 __all__ = ["RankStep", "StoppingRule"]
 
-_ENOUGH_MEASURED_S = 20.0
+_ENOUGH_MEASURED_S = 8.0
 """Long steps vary little: past this, three measured steps will do."""
 _FEWEST_MEASURED = 3
 

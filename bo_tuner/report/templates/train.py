@@ -14,9 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import job
+import torch
 
 HERE = Path(__file__).resolve().parent
 
