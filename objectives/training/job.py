@@ -69,7 +69,7 @@ def model_class(architecture: Mapping[str, Any]) -> type[nn.Module]:
             raise ValueError(
                 f"model_type {kind!r} has no language-model head in transformers; name one in architectures"
             )
-    found = getattr(transformers, str(named[0]), None)
+    found: type[nn.Module] | None = getattr(transformers, str(named[0]), None)
     if found is None:
         raise LookupError(f"transformers {transformers.__version__} has no class {named[0]!r}")
     if labels_kind(found.__name__) is None:

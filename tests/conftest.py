@@ -1,0 +1,41 @@
+"""What several test folders share: the machine's own cluster, a preset, and one fork server for all real trials."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from bo_tuner.cluster import Cluster
+from bo_tuner.objectives.launch import ForkServer
+from bo_tuner.objectives.training import ModelFacts, model_facts, training_server
+from bo_tuner.workload import ModelSpec, Workload
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Cluster:
+    """Two CPU ranks of this machine."""
+    return Cluster.detect(device="cpu", n_ranks=2)
+
+
+@pytest.fixture(scope="session")
+def server(cluster: Cluster) -> Iterator[ForkServer]:
+    """One started fork server; a trial costs under half a second more than its steps."""
+    with training_server(cluster) as server:
+        server.start()
+        yield server
+
+
+@pytest.fixture(scope="session")
+def bert_tiny() -> ModelSpec:
+    return ModelSpec.resolve("bert-tiny")
+
+
+@pytest.fixture(scope="session")
+def facts(bert_tiny: ModelSpec, server: ForkServer) -> ModelFacts:
+    return model_facts(bert_tiny, server)
+
+
+@pytest.fixture(scope="session")
+def workload(bert_tiny: ModelSpec, facts: ModelFacts) -> Workload:
+    """bert-tiny on very short samples: a step takes some 20 ms."""
+    return Workload(model=bert_tiny, n_parameters=facts.n_parameters, seq_len=16)
