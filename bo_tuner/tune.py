@@ -208,6 +208,8 @@ def tune(
                     n_ranks=cluster.n_ranks,
                     progress=progress,
                 )
+                if not budget.is_used_up(store.spent()):
+                    _start(server, cluster)
                 stop_reason = engine.run()
                 store.note_stop(str(budget), stop_reason.value)
                 store.write_note()
@@ -237,9 +239,7 @@ def _open_study(store: StudyStore, wanted: Manifest, server: ForkServer) -> Mani
         wanted = replace(wanted, workload=replace(wanted.workload, n_parameters=n_parameters))
         stored.check_same(wanted, study_name=store.name)
         return stored
-    print("starting the training processes ...", file=sys.stderr, flush=True)
-    server.start()
-    extensions.keep(server.run_dir)
+    _start(server, wanted.cluster)
     facts = model_facts(wanted.workload.model, server)
     check_precision(wanted.workload.precision, facts, device=wanted.cluster.device)
     manifest = replace(
@@ -254,6 +254,14 @@ def _open_study(store: StudyStore, wanted: Manifest, server: ForkServer) -> Mani
     )
     store.create(manifest)
     return manifest
+
+
+def _start(server: ForkServer, cluster: Cluster) -> None:
+    if not server.is_started:
+        must_compile = cluster.device == "cpu" and not extensions.is_cached()
+        once = " (this once a small op is compiled: about a minute)" if must_compile else ""
+        print(f"starting the training processes{once} ...", file=sys.stderr, flush=True)
+        server.start()
 
 
 def _introduce(store: StudyStore, manifest: Manifest, budget: Budget, memory_bytes: int, n_candidates: int) -> None:

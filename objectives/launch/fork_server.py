@@ -58,17 +58,19 @@ class ForkServer:
     ) -> None:
         self.close()
 
-    def start(self) -> float:
-        """Start the server and wait until it has imported everything; a started one is left as it is.
+    @property
+    def is_started(self) -> bool:
+        """It has imported everything and waits for requests."""
+        return self._process is not None
 
-        Returns:
-            Seconds the server took to import and prepare.
+    def start(self) -> None:
+        """Start the server and wait until it has imported everything; a started one is left as it is.
 
         Raises:
             LaunchError: It died, could not import, or took over ten minutes.
         """
         if self._process is not None:
-            return 0.0
+            return
         ours, theirs = Channel.pair()
         fd = theirs.detach()
         command = [sys.executable, "-m", "bo_tuner.objectives.launch.server", str(fd), str(os.getpid())]
@@ -97,7 +99,6 @@ class ForkServer:
                 RuntimeWarning,
                 stacklevel=2,
             )
-        return float(message["seconds"])
 
     def launch(
         self, target: str, *, spec: Path, environments: Sequence[Mapping[str, str]], logs: Sequence[Path]

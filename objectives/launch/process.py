@@ -35,9 +35,10 @@ def end_group(leader_pid: int) -> None:
 
 
 def held_devices() -> str | None:
-    """Why this process must not be forked by ranks that use a GPU; None when it has touched none.
+    """Why this process must not be forked by ranks that use a GPU; None when it has started no CUDA.
 
-    A CUDA context does not survive a fork, and an open device file is the surest sign of one.
+    CUDA does not survive a fork. Initialising it opens the driver's unified-memory device, which asking NVML, as torch and
+    DeepSpeed do while they are imported, does not.
     """
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
@@ -47,6 +48,6 @@ def held_devices() -> str | None:
             target = os.readlink(entry.path)
         except OSError:
             continue
-        if target.startswith("/dev/nvidia"):
+        if target.startswith("/dev/nvidia-uvm"):
             return f"{target} is open"
     return None

@@ -14,7 +14,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -39,7 +38,6 @@ class _Server:
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def run(self, preload: list[str], prepare: str | None) -> None:
-        started = time.monotonic()
         signal.signal(signal.SIGTERM, self._on_terminate)
         try:
             for name in preload:
@@ -52,7 +50,7 @@ class _Server:
             return
         reason = held_devices()
         self._is_fresh = reason is not None
-        self._control.send({"event": "ready", "seconds": time.monotonic() - started, "touched": reason})
+        self._control.send({"event": "ready", "touched": reason})
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         self._serve()

@@ -17,7 +17,7 @@ import uuid
 from importlib import metadata
 from pathlib import Path
 
-__all__ = ["keep", "private_copy", "remove_locks"]
+__all__ = ["is_cached", "keep", "private_copy", "remove_locks"]
 
 
 def private_copy(run_dir: Path) -> Path:
@@ -26,21 +26,26 @@ def private_copy(run_dir: Path) -> Path:
     cached = _cache()
     if cached.is_dir():
         shutil.copytree(cached, folder)
-        remove_locks(run_dir)
+        remove_locks(folder)
     else:
         folder.mkdir(mode=0o700)
     return folder
 
 
-def remove_locks(run_dir: Path) -> None:
-    """Remove build locks; no build may be running."""
-    for lock in (run_dir / "extensions").rglob("lock"):
+def remove_locks(folder: Path) -> None:
+    """Remove build locks from a private folder; no build may be running there."""
+    for lock in folder.rglob("lock"):
         lock.unlink(missing_ok=True)
 
 
-def keep(run_dir: Path) -> None:
-    """Make the ops of this run the cache, if there is none yet. A cache that cannot be written is done without."""
-    folder, cached = run_dir / "extensions", _cache()
+def is_cached() -> bool:
+    """Nothing needs compiling."""
+    return _cache().is_dir()
+
+
+def keep(folder: Path) -> None:
+    """Make the ops in a private folder the cache, if there is none yet. A cache that cannot be written is done without."""
+    cached = _cache()
     if cached.exists() or not any(folder.rglob("*.so")):
         return
     staging = cached.with_name(f"{cached.name}.{uuid.uuid4().hex}")

@@ -90,7 +90,7 @@ class TrainingObjective:
 
     def _run(self, config: TrainConfig, limits: TrialLimits, on_event: EventSink, trial_dir: Path) -> TrialResult:
         n_ranks = self._cluster.n_ranks
-        extensions.remove_locks(self._server.run_dir)
+        extensions.remove_locks(Path(self._server.environment["TORCH_EXTENSIONS_DIR"]))
         self._log_dir.mkdir(parents=True, exist_ok=True)
         logs = [self._log_dir / f"{config.name}.rank{rank}.log" for rank in range(n_ranks)]
         for log in logs:

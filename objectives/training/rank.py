@@ -15,6 +15,7 @@ from typing import Any
 
 from bo_tuner.objectives.launch.channel import Channel
 from bo_tuner.objectives.memory import OwnPeak
+from bo_tuner.objectives.training import extensions
 from bo_tuner.objectives.training.failures import of_exception
 
 __all__ = ["prepare", "run_rank"]
@@ -47,6 +48,7 @@ def prepare() -> None:
         from deepspeed.comm.torch import build_shm_op
 
         build_shm_op()
+        extensions.keep(Path(os.environ["TORCH_EXTENSIONS_DIR"]))
 
 
 def run_rank(channel: Channel, rank: int, spec_file: Path) -> None:
