@@ -111,7 +111,7 @@ class Engine:
         while True:
             self._store.check_lease()
             records = self._store.records()
-            if self._budget.is_used_up(self._store.spent()):
+            if self._budget.is_used_up(self._store.spent(records)):
                 return StopReason.BUDGET
             if _is_broken(records):
                 return StopReason.BROKEN
@@ -169,7 +169,7 @@ class Engine:
         return Snapshot(
             records=records,
             budget=self._budget,
-            spent=self._store.spent(),
+            spent=self._store.spent(records),
             running=running,
             event=event,
             memory_limit_bytes=self._memory_bytes,

@@ -48,6 +48,10 @@ class Location:
                 f'--storage must be a database URL, as in "sqlite:///studies.db" or "postgresql://user@host/name"; '
                 f"got {url!r}: {_first_line(error)}"
             ) from error
+        if parsed.get_backend_name() == "sqlite" and parsed.database in (None, "", ":memory:"):
+            raise ConfigError(
+                f'--storage must be a database that outlives this process, as in "sqlite:///studies.db"; got {url!r}'
+            )
         if parsed.get_backend_name() == "sqlite" and self._file is None and parsed.database:
             self._file = Path(parsed.database).resolve()
         self.shown_url = parsed.render_as_string(hide_password=True)

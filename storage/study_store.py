@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -240,9 +240,13 @@ class StudyStore:
         if self._lease is not None and self._lease.lost is not None:
             raise self._lease.lost
 
-    def spent(self) -> Spent:
-        """What the study has used, up to now."""
-        n_trials = sum(record.result is not None for record in self.records())
+    def spent(self, records: Sequence[TrialRecord] | None = None) -> Spent:
+        """What the study has used, up to now.
+
+        Args:
+            records: The trials, where they are at hand; None reads them.
+        """
+        n_trials = sum(record.result is not None for record in (self.records() if records is None else records))
         if self._driving_since:
             seconds = time.monotonic() - self._driving_since
             return Spent(

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
 from bo_tuner.cluster import Cluster
 from bo_tuner.objectives.launch import ForkServer
 from bo_tuner.objectives.training import ModelFacts, model_facts, training_server
 from bo_tuner.workload import ModelSpec, Workload
+
+# Rank targets of tests are imported in forked ranks, which search where this process searches.
+sys.path.append(str(Path(__file__).parent / "targets"))
 
 
 @pytest.fixture(scope="session")

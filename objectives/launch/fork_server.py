@@ -6,6 +6,7 @@ import contextlib
 import os
 import selectors
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -161,13 +162,16 @@ class ForkServer:
             self._control.close()
             self._control = None
         if self._process is not None:
-            # Busy importing or compiling, it does not see the hang-up; its group holds the compilers.
-            try:
-                self._process.wait(timeout=1.0)
-            except subprocess.TimeoutExpired:
+            # Busy importing or compiling, it does not see the hang-up but takes a signal; its group holds the compilers.
+            for sent, patience_s in ((None, 1.0), (signal.SIGTERM, 2.5), (signal.SIGKILL, None)):
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self._process.pid, 9)
-                self._process.wait()
+                    if sent is signal.SIGTERM:
+                        self._process.terminate()
+                    elif sent is signal.SIGKILL:
+                        os.killpg(self._process.pid, signal.SIGKILL)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(timeout=patience_s)
+                    break
             self._process = None
         shutil.rmtree(self.run_dir, ignore_errors=True)
 
@@ -238,6 +242,10 @@ class RankGroup:
         except OSError as error:
             raise LaunchError("the process that starts ranks is gone") from error
         finally:
-            self._selector.close()
-            for channel in self._channels:
-                channel.close()
+            self.close()
+
+    def close(self) -> None:
+        """Hang up on the ranks; `kill` does so too."""
+        self._selector.close()
+        for channel in self._channels:
+            channel.close()

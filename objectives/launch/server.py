@@ -7,6 +7,7 @@ process and the run's private folder. Where importing has touched a GPU it says 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import select
@@ -14,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,6 +26,10 @@ from bo_tuner.objectives.launch.channel import MAX_FDS, Channel
 from bo_tuner.objectives.launch.process import die_with_parent, end_group, held_devices
 
 __all__ = ["main"]
+
+
+_LONGEST_FAREWELL_S = 3.0
+"""Killed ranks are waited for, so that none is left behind as an orphan; one that hangs in a driver is not."""
 
 
 class _Server:
@@ -155,6 +161,12 @@ class _Server:
     def clean_up(self) -> None:
         for leader in self._leaders.values():
             end_group(leader)
+        deadline = time.monotonic() + _LONGEST_FAREWELL_S
+        with contextlib.suppress(ChildProcessError):
+            while time.monotonic() < deadline:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    time.sleep(0.005)
         shutil.rmtree(self._run_dir, ignore_errors=True)
 
 

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import socket
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,13 +32,15 @@ __all__ = ["TrainingObjective", "rank_environment", "training_server"]
 
 _POLL_S = 0.04
 """Between two looks at memory: 25 Hz."""
-_LOG_LINES = 20
+_LOG_LINES = 40
 
 
 def training_server(cluster: Cluster) -> ForkServer:
     """A fork server whose ranks can train on `cluster`; not started yet."""
     environment = {
         **rank_environment(cluster),
+        # ninja stands beside the interpreter, whether or not the environment is activated.
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
         # A CUDA probe by torch before the fork would break CUDA in every child; this one asks NVML.
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
         "HF_HUB_OFFLINE": "1",

@@ -1,0 +1,266 @@
+"""Real trials: two ranks, real DeepSpeed steps, and every way a trial can end that this machine can provoke."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bo_tuner.cluster import Cluster
+from bo_tuner.config import TrainConfig
+from bo_tuner.objectives import TrialEvent, ignore_events
+from bo_tuner.objectives.launch import ForkServer
+from bo_tuner.objectives.training import ModelFacts, TrainingObjective, model_facts
+from bo_tuner.outcome import Outcome, TrialLimits, TrialResult
+from bo_tuner.workload import ModelSpec, Workload
+
+ROOMY = 4 * 2**30
+SMALL = TrainConfig(micro_batch_size=2)
+
+
+def run(
+    workload: Workload,
+    cluster: Cluster,
+    server: ForkServer,
+    tmp_path: Path,
+    config: TrainConfig = SMALL,
+    *,
+    memory_bytes: int = ROOMY,
+    deadline_s: float = 60.0,
+) -> TrialResult:
+    objective = TrainingObjective(workload, cluster, server, log_dir=tmp_path)
+    limits = TrialLimits(memory_bytes=memory_bytes, deadline_s=deadline_s, max_steps=5)
+    return objective(config, limits=limits, on_event=ignore_events)
+
+
+def processes_and_segments(server: ForkServer) -> tuple[list[str], list[str], list[str]]:
+    """What a trial could leave behind: its folder, segments in /dev/shm, children of the server."""
+    import psutil
+
+    folders = [path.name for path in server.run_dir.glob("trial-*")]
+    segments = [path.name for path in Path("/dev/shm").glob("deepspeed*")]
+    children = [f"{child.pid}" for child in psutil.Process().children(recursive=True) if child.ppid() != os.getpid()]
+    return folders, segments, children
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_every_zero_stage_trains_in_both_precisions(
+    workload: Workload, cluster: Cluster, server: ForkServer, tmp_path: Path, zero_stage: int, precision: str
+) -> None:
+    config = TrainConfig.from_params({"zero_stage": zero_stage, "micro_batch_size": 2, "grad_accum_steps": 2})
+    chosen = Workload(model=workload.model, n_parameters=workload.n_parameters, seq_len=16, precision=precision)  # type: ignore[arg-type]  # a parameter of the test
+    result = run(chosen, cluster, server, tmp_path, config)
+    assert result.outcome is Outcome.COMPLETE, f"{result.reason}\n{result.log_tail}"
+    measurement = result.measurement
+    assert measurement is not None
+    assert measurement.global_batch == 8
+    assert len(measurement.step_times_s) == 2
+    assert [len(row) for row in measurement.step_times_s] == [3, 3], "five steps, two of them warm-up"
+    assert measurement.is_loss_finite
+    assert 0 < measurement.engine_time_s < measurement.step_time_s
+    assert len(measurement.peak_memory_bytes) == 2
+    weights = 4 * workload.n_parameters
+    assert all(weights < peak < ROOMY for peak in measurement.peak_memory_bytes)
+    assert result.peak_memory_bytes is not None
+    assert result.peak_memory_bytes >= max(measurement.peak_memory_bytes)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_both_optimizers_train(
+    workload: Workload, cluster: Cluster, server: ForkServer, tmp_path: Path, optimizer: str
+) -> None:
+    chosen = Workload(model=workload.model, n_parameters=workload.n_parameters, seq_len=16, optimizer=optimizer)  # type: ignore[arg-type]  # a parameter of the test
+    result = run(chosen, cluster, server, tmp_path)
+    assert result.outcome is Outcome.COMPLETE, result.reason
+
+
+def test_a_trial_leaves_nothing_behind(
+    workload: Workload, cluster: Cluster, server: ForkServer, tmp_path: Path
+) -> None:
+    before = processes_and_segments(server)
+    n_open = len(os.listdir("/proc/self/fd"))
+    assert run(workload, cluster, server, tmp_path).outcome is Outcome.COMPLETE
+    assert processes_and_segments(server) == before
+    assert len(os.listdir("/proc/self/fd")) == n_open
+
+
+def test_wall_time_is_split_into_its_phases(
+    workload: Workload, cluster: Cluster, server: ForkServer, tmp_path: Path
+) -> None:
+    result = run(workload, cluster, server, tmp_path)
+    assert result.phases_s is not None
+    assert set(result.phases_s) == {"start", "warmup", "measure", "teardown"}
+    assert all(seconds >= 0 for seconds in result.phases_s.values())
+    assert sum(result.phases_s.values()) == pytest.approx(result.wall_s, abs=0.01)
+
+
+def test_the_observer_sees_every_step_and_the_memory(
+    workload: Workload, cluster: Cluster, server: ForkServer, tmp_path: Path
+) -> None:
+    seen: list[TrialEvent] = []
+    objective = TrainingObjective(workload, cluster, server, log_dir=tmp_path)
+    objective(SMALL, limits=TrialLimits(memory_bytes=ROOMY, max_steps=5), on_event=seen.append)
+    assert seen[0].phase == "start"
+    assert [event.step for event in seen if event.step] == [1, 2, 3, 4, 5]
+    assert seen[-1].phase == "measure"
+    assert (seen[-1].memory_bytes or 0) > 0
+
+
+def test_a_rank_over_the_limit_ends_the_trial_as_guarded(
+    workload: Workload, cluster: Cluster, server: ForkServer, tmp_path: Path
+) -> None:
+    limit = 150 * 2**20
+    result = run(workload, cluster, server, tmp_path, TrainConfig(micro_batch_size=64), memory_bytes=limit)
+    assert result.outcome is Outcome.GUARDED
+    assert "over the limit of 150 MiB" in result.reason
+    assert result.measurement is None
+    assert (result.peak_memory_bytes or 0) > limit
+    assert result.constraint > 0
+
+
+def test_a_refusal_of_the_allocator_is_oom_with_the_size_of_the_request(
+    bert_tiny: ModelSpec, cluster: Cluster, server: ForkServer, tmp_path: Path
+) -> None:
+    # Eager attention over 12,288 tokens and 256 heads asks for 155 GB at once, before anything else grows.
+    architecture = {
+        **bert_tiny.architecture,
+        "num_attention_heads": 256,
+        "hidden_size": 256,
+        "max_position_embeddings": 12288,
+        "attn_implementation": "eager",
+        "num_hidden_layers": 1,
+    }
+    greedy = ModelSpec(name="greedy", architecture=architecture)
+    workload = Workload(model=greedy, n_parameters=10**7, seq_len=12288)
+    result = run(workload, cluster, server, tmp_path, TrainConfig(), memory_bytes=2**40)
+    assert result.outcome is Outcome.OOM, f"{result.reason}\n{result.log_tail}"
+    assert result.requested_bytes == 256 * 12288**2 * 4
+    assert "the allocator refused a request of 144.00 GiB" in result.reason
+
+
+def test_a_trial_past_its_deadline_is_a_timeout_with_the_stacks(
+    workload: Workload, cluster: Cluster, server: ForkServer, tmp_path: Path
+) -> None:
+    result = run(workload, cluster, server, tmp_path, TrainConfig(micro_batch_size=512), deadline_s=1.5)
+    assert result.outcome is Outcome.TIMEOUT
+    assert "not done after 2 s" in result.reason
+    assert "run_step" in result.log_tail or "most recent call first" in result.log_tail
+    assert result.measurement is None
+
+
+def test_a_killed_rank_fails_the_trial_by_name_of_the_signal(
+    workload: Workload, cluster: Cluster, server: ForkServer, tmp_path: Path
+) -> None:
+    import psutil
+
+    def kill_rank_1(event: TrialEvent) -> None:
+        if event.step == 1:
+            server_process = next(child for child in psutil.Process().children() if child.children())
+            os.kill(max(child.pid for child in server_process.children()), signal.SIGKILL)
+
+    objective = TrainingObjective(workload, cluster, server, log_dir=tmp_path)
+    result = objective(SMALL, limits=TrialLimits(memory_bytes=ROOMY, max_steps=50), on_event=kill_rank_1)
+    assert result.outcome is Outcome.FAILED
+    assert "SIGKILL" in result.reason or "Connection" in result.reason
+
+
+def test_an_error_in_the_model_fails_the_trial_with_its_reason_and_log(
+    bert_tiny: ModelSpec, cluster: Cluster, server: ForkServer, tmp_path: Path
+) -> None:
+    broken = ModelSpec(name="broken", architecture={**bert_tiny.architecture, "num_attention_heads": 3})
+    result = run(Workload(model=broken, n_parameters=10**7, seq_len=16), cluster, server, tmp_path)
+    assert result.outcome is Outcome.FAILED
+    assert "ValueError in model: The hidden size (128) is not a multiple" in result.reason
+    assert "Traceback" in result.log_tail
+
+
+def test_what_deepspeed_refuses_is_rejected(
+    workload: Workload, cluster: Cluster, server: ForkServer, tmp_path: Path, facts: ModelFacts
+) -> None:
+    if facts.is_fp16_supported:
+        pytest.skip("this CPU trains in fp16, so DeepSpeed does not refuse it")
+    result = run(replace(workload, precision="fp16"), cluster, server, tmp_path)
+    assert result.outcome is Outcome.REJECTED
+    assert result.reason.endswith("DeepSpeed refuses it: Type fp16 is not supported on your device.")
+
+
+def test_a_stale_build_lock_does_not_hang_a_trial(
+    workload: Workload, cluster: Cluster, server: ForkServer, tmp_path: Path
+) -> None:
+    folder = Path(server.environment["TORCH_EXTENSIONS_DIR"])
+    lock = next(folder.rglob("*.so")).parent / "lock"
+    lock.touch()
+    assert run(workload, cluster, server, tmp_path).outcome is Outcome.COMPLETE
+    assert not lock.exists()
+
+
+PARAMETERS = {
+    # Published counts of the Hugging Face classes, tied embeddings once.
+    "bert-tiny": 4_416_698,
+    "distilbert-base-uncased": 66_985_530,
+    "bert-base-uncased": 109_514_298,
+    "bert-large-uncased": 335_174_458,
+    "gpt2": 124_439_808,
+    "gpt2-medium": 354_823_168,
+    "gpt2-large": 774_030_080,
+    "gpt2-xl": 1_557_611_200,
+}
+NAMED = {"gpt-355m": 0.355e9, "gpt-1.3b": 1.3e9, "gpt-2.2b": 2.2e9, "gpt-3.8b": 3.8e9, "deberta-v2-xxlarge": 1.5e9}
+
+
+@pytest.mark.parametrize(("name", "expected"), PARAMETERS.items())
+def test_a_preset_has_the_published_number_of_parameters(name: str, expected: int, server: ForkServer) -> None:
+    assert model_facts(ModelSpec.resolve(name), server).n_parameters == expected
+
+
+@pytest.mark.parametrize(("name", "expected"), NAMED.items())
+def test_a_preset_has_the_size_it_is_named_for(name: str, expected: float, server: ForkServer) -> None:
+    assert model_facts(ModelSpec.resolve(name), server).n_parameters == pytest.approx(expected, rel=0.05)
+
+
+def test_facts_tell_the_versions_that_measure(facts: ModelFacts) -> None:
+    assert set(facts.versions) >= {"python", "torch", "deepspeed", "transformers"}
+    assert facts.class_name == "BertForMaskedLM"
+
+
+def test_sharded_building_gives_the_same_weights_as_whole_building(
+    bert_tiny: ModelSpec, server: ForkServer, workload: Workload, tmp_path: Path
+) -> None:
+    """ZeRO 3 shards while it builds; the initial spread of each weight, and the tied embedding, must be the model's own."""
+    from bo_tuner.objectives.training import deepspeed_config
+
+    told: dict[int, dict[str, object]] = {}
+    for stage in (0, 3):
+        config = TrainConfig.from_params({"zero_stage": stage})
+        spec = tmp_path / f"spec{stage}"
+        spec.write_text(
+            json.dumps(
+                {
+                    "architecture": dict(bert_tiny.architecture),
+                    "ds_config": deepspeed_config(config, workload, n_ranks=2),
+                    "rendezvous": str(tmp_path / f"rendezvous{stage}"),
+                }
+            )
+        )
+        environments = [{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"} for rank in (0, 1)]
+        logs = [tmp_path / f"log{stage}.{rank}" for rank in (0, 1)]
+        group = server.launch("weights:report", spec=spec, environments=environments, logs=logs)
+        while stage not in told:
+            for _, message in group.poll(0.1):
+                told[stage] = message
+            assert not group.is_gone or stage in told, logs[0].read_text()
+        group.kill()
+    whole, sharded = told[0], told[3]
+    assert whole["is_tied"] and sharded["is_tied"]
+    whole_spreads, sharded_spreads = whole["spreads"], sharded["spreads"]
+    assert isinstance(whole_spreads, dict) and isinstance(sharded_spreads, dict)
+    assert whole_spreads.keys() == sharded_spreads.keys()
+    for name, spread in whole_spreads.items():
+        assert sharded_spreads[name] == pytest.approx(spread, rel=0.15, abs=1e-6), name
+    assert isinstance(whole["n_local"], int) and isinstance(sharded["n_local"], int)
+    assert sharded["n_local"] < 0.51 * whole["n_local"]

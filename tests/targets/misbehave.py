@@ -1,0 +1,49 @@
+"""Rank targets for tests that do what a rank should not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from bo_tuner.objectives.launch.channel import Channel
+
+
+def sleep(channel: Channel, rank: int, spec: Path) -> None:
+    """Say hello, then do nothing for ever."""
+    channel.send({"event": "hello", "pid": os.getpid(), "rank": rank})
+    time.sleep(3600)
+
+
+def environment(channel: Channel, rank: int, spec: Path) -> None:
+    """Tell what a rank sees, and end."""
+    channel.send(
+        {
+            "mark": os.environ.get("MARK"),
+            "group": os.getpgid(0),
+            "spec": spec.read_text(encoding="utf-8"),
+            "n_sockets": sum(
+                "socket:" in os.readlink(entry.path) for entry in os.scandir("/proc/self/fd") if _is_open(entry)
+            ),
+        }
+    )
+    print(f"rank {rank} was here")
+
+
+def _is_open(entry: os.DirEntry[str]) -> bool:
+    try:
+        os.readlink(entry.path)
+    except OSError:
+        return False
+    return True
+
+
+def raise_error(channel: Channel, rank: int, spec: Path) -> None:
+    """Raise."""
+    raise RuntimeError("on purpose")
+
+
+def crash(channel: Channel, rank: int, spec: Path) -> None:
+    """End by a segmentation fault."""
+    os.kill(os.getpid(), signal.SIGSEGV)

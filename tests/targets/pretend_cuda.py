@@ -1,0 +1,5 @@
+"""A module that leaves torch looking as if importing it had started CUDA: what a careless library does on a GPU machine."""
+
+import torch
+
+torch.cuda._initialized = True
