@@ -20,7 +20,8 @@ __all__ = ["launch_command", "write_job"]
 def launch_command(cluster: Cluster) -> str:
     """The shell command that starts the exported train.py on `cluster`, without its own arguments."""
     environment = " ".join(f"{name}={shlex.quote(value)}" for name, value in rank_environment(cluster).items())
-    return f"{environment} "${PYTHON:-python3}" -m torch.distributed.run --standalone --nproc-per-node {cluster.n_ranks} train.py"
+    run = f"-m torch.distributed.run --standalone --nproc-per-node {cluster.n_ranks} train.py"
+    return f'{environment} "${{PYTHON:-python3}}" {run}'
 
 
 def write_job(folder: Path, record: TrialRecord, workload: Workload, cluster: Cluster) -> list[Path]:
