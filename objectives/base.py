@@ -28,7 +28,7 @@ class TrialEvent:
 class EventSink(Protocol):
     """Told of every step and memory reading while a trial runs. Any callable of this shape will do."""
 
-    def __call__(self, event: TrialEvent) -> None:
+    def __call__(self, event: TrialEvent, /) -> None:
         """Take note; quickly, since the trial is watched by the same thread."""
         ...
 

@@ -2,4 +2,4 @@
 
 import torch
 
-torch.cuda._initialized = True
+torch.cuda._initialized = True  # pyright: ignore[reportPrivateUsage]  # what its is_initialized reads

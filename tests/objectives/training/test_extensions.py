@@ -1,0 +1,69 @@
+"""Compiled ops: built in private, kept for the next run, never locked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bo_tuner.objectives.training import extensions
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def build(run_dir: Path) -> Path:
+    run_dir.mkdir()
+    folder = extensions.private_copy(run_dir)
+    (folder / "op").mkdir(exist_ok=True)
+    (folder / "op" / "op.so").write_bytes(b"compiled")
+    (folder / "op" / "lock").touch()
+    return folder
+
+
+def test_the_first_run_starts_empty_and_private(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    folder = extensions.private_copy(tmp_path / "run")
+    assert list(folder.iterdir()) == []
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert not extensions.is_cached()
+
+
+def test_what_one_run_built_the_next_one_finds_without_its_lock(tmp_path: Path) -> None:
+    extensions.keep(build(tmp_path / "first"))
+    assert extensions.is_cached()
+    (tmp_path / "second").mkdir()
+    folder = extensions.private_copy(tmp_path / "second")
+    assert (folder / "op" / "op.so").read_bytes() == b"compiled"
+    assert not (folder / "op" / "lock").exists()
+
+
+def test_a_run_never_builds_in_the_cache(tmp_path: Path) -> None:
+    extensions.keep(build(tmp_path / "first"))
+    second = build(tmp_path / "second")
+    (second / "op" / "op.so").write_bytes(b"changed")
+    extensions.keep(second)
+    (tmp_path / "third").mkdir()
+    assert (extensions.private_copy(tmp_path / "third") / "op" / "op.so").read_bytes() == b"compiled"
+
+
+def test_a_folder_without_ops_is_not_kept(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    extensions.keep(extensions.private_copy(tmp_path / "run"))
+    assert not extensions.is_cached()
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    extensions.keep(build(tmp_path / "run"))
+    assert not extensions.is_cached()
+
+
+def test_locks_are_removed(tmp_path: Path) -> None:
+    folder = build(tmp_path / "run")
+    extensions.remove_locks(folder)
+    assert not (folder / "op" / "lock").exists()
+    assert (folder / "op" / "op.so").exists()

@@ -1,0 +1,84 @@
+"""What ended a rank is judged by the exception itself, and by exit codes."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+import torch
+
+from bo_tuner.objectives.training.failures import kernel_oom_kills, of_exception, of_exit
+from bo_tuner.outcome import Outcome
+
+GIB = 2**30
+
+
+def test_a_real_refusal_of_the_cpu_allocator_is_oom_with_its_size() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**50, dtype=torch.uint8)
+    failure = of_exception(caught.value, phase="train")
+    assert failure.outcome is Outcome.OOM
+    assert failure.requested_bytes == 2**50
+
+
+def test_a_cuda_refusal_is_oom_with_its_size() -> None:
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of ...")
+    failure = of_exception(error, phase="train")
+    assert failure.outcome is Outcome.OOM
+    assert failure.requested_bytes == 2.5 * GIB
+
+
+def test_a_cuda_refusal_that_our_cap_explains_is_guarded() -> None:
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB.")
+    assert of_exception(error, phase="train", cap_bytes=2 * GIB).outcome is Outcome.GUARDED
+    assert of_exception(error, phase="train", cap_bytes=3 * GIB).outcome is Outcome.OOM
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("NCCL Error 1: unhandled cuda error ... Cuda failure 2 'out of memory'"),
+    ],
+)
+def test_allocation_failures_of_python_and_of_libraries_are_oom(error: Exception) -> None:
+    assert of_exception(error, phase="train").outcome is Outcome.OOM
+
+
+@pytest.mark.parametrize("error", [AssertionError("no"), ValueError("no"), NotImplementedError("no")])
+def test_a_refusal_while_deepspeed_is_initialised_is_rejected_and_elsewhere_a_failure(error: Exception) -> None:
+    assert of_exception(error, phase="initialize").outcome is Outcome.REJECTED
+    assert of_exception(error, phase="train").outcome is Outcome.FAILED
+
+
+def test_a_text_that_mentions_memory_is_not_taken_for_a_refusal() -> None:
+    failure = of_exception(ValueError("the dataset is out of memory bounds"), phase="train")
+    assert failure.outcome is Outcome.FAILED
+    assert failure.reason == "ValueError in train: the dataset is out of memory bounds"
+
+
+def test_a_long_message_is_one_short_line() -> None:
+    failure = of_exception(ValueError("first line\nsecond " + "x" * 1000), phase="train")
+    assert "\n" not in failure.reason
+    assert len(failure.reason) < 300
+
+
+@pytest.mark.parametrize(
+    ("code", "n_oom_kills", "outcome", "text"),
+    [
+        (-signal.SIGKILL, 1, Outcome.HOST_OOM, "the kernel killed rank 1"),
+        (-signal.SIGKILL, 0, Outcome.FAILED, "SIGKILL"),
+        (-signal.SIGSEGV, 1, Outcome.FAILED, "SIGSEGV"),
+        (-64, 0, Outcome.FAILED, "SIGRTMAX"),
+        (3, 0, Outcome.FAILED, "exit code 3"),
+    ],
+)
+def test_a_silent_end_is_judged_by_its_code(code: int, n_oom_kills: int, outcome: Outcome, text: str) -> None:
+    failure = of_exit(code, rank=1, n_oom_kills=n_oom_kills)
+    assert failure.outcome is outcome
+    assert text in failure.reason
+
+
+def test_the_kernel_counts_its_kills() -> None:
+    assert kernel_oom_kills() >= 0
