@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -78,10 +79,25 @@ def summary_text(
             lines.append(
                 f"z{layout.zero_stage}: micro-batch {proof.micro_batch_size} and larger do not fit (trial {proof.trial})"
             )
+    lines += _median_trial(records)
     best = best_of(records)
     if best is not None:
         lines.append(f"best: {best.config.name}, {ending(best.result)} a rank")
     return "\n".join(lines)
+
+
+def _median_trial(records: Sequence[TrialRecord]) -> list[str]:
+    """Where the time of a complete trial goes: the median of its wall time and of each phase, in one line."""
+    phases = [
+        {"wall": record.result.wall_s, **record.result.phases_s}
+        for record in records
+        if record.samples_per_s is not None and record.result is not None and record.result.phases_s
+    ]
+    if not phases:
+        return []
+    medians = {name: statistics.median(phase[name] for phase in phases) for name in phases[0]}
+    split = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in medians.items() if name != "wall")
+    return [f"median complete trial: {medians['wall']:.1f} s ({split})"]
 
 
 def _summary_row(name: str, records: Sequence[TrialRecord]) -> tuple[str, str, str, str]:
