@@ -1,0 +1,92 @@
+"""Real trials on a real GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from bo_tuner.cluster import Cluster
+from bo_tuner.config import TrainConfig
+from bo_tuner.errors import ClusterError
+from bo_tuner.objectives import ignore_events
+from bo_tuner.objectives.launch import ForkServer
+from bo_tuner.objectives.training import TrainingObjective, model_facts, training_server
+from bo_tuner.outcome import Outcome, TrialLimits, TrialResult
+from bo_tuner.report import write_job
+from bo_tuner.trial import TrialRecord
+from bo_tuner.workload import ModelSpec, Workload
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Cluster:
+    try:
+        return Cluster.detect(device="cuda", n_ranks=1)
+    except ClusterError as error:
+        pytest.skip(f"no GPU here: {error}")
+
+
+@pytest.fixture(scope="module")
+def gpu_server(gpu: Cluster) -> Iterator[ForkServer]:
+    with training_server(gpu) as server:
+        server.start()  # a server that touched CUDA warns, and warnings fail
+        yield server
+
+
+@pytest.fixture(scope="module")
+def bert_base(gpu: Cluster, gpu_server: ForkServer) -> Workload:
+    model = ModelSpec.resolve("bert-base-uncased")
+    facts = model_facts(model, gpu_server)
+    return Workload(model=model, n_parameters=facts.n_parameters, seq_len=128, precision=gpu.usual_precision)
+
+
+def run(
+    workload: Workload, gpu: Cluster, server: ForkServer, folder: Path, config: TrainConfig, memory_bytes: int
+) -> TrialResult:
+    objective = TrainingObjective(workload, gpu, server, log_dir=folder)
+    return objective(config, limits=TrialLimits(memory_bytes=memory_bytes), on_event=ignore_events)
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_every_zero_stage_trains(
+    bert_base: Workload, gpu: Cluster, gpu_server: ForkServer, tmp_path: Path, zero_stage: int
+) -> None:
+    config = TrainConfig.from_params({"zero_stage": zero_stage, "micro_batch_size": 8})
+    result = run(bert_base, gpu, gpu_server, tmp_path, config, int(0.92 * gpu.memory_bytes))
+    assert result.outcome is Outcome.COMPLETE, f"{result.reason}\n{result.log_tail}"
+    assert result.measurement is not None
+    assert 4 * bert_base.n_parameters < result.measurement.peak_memory_bytes[0] < gpu.memory_bytes
+    assert 0 < result.measurement.engine_time_s <= result.measurement.step_time_s * 1.01
+
+
+def test_our_cap_ends_a_trial_as_guarded_before_the_device_refuses(
+    bert_base: Workload, gpu: Cluster, gpu_server: ForkServer, tmp_path: Path
+) -> None:
+    result = run(bert_base, gpu, gpu_server, tmp_path, TrainConfig(micro_batch_size=256), 3 * 2**30)
+    assert result.outcome is Outcome.GUARDED, result.reason
+
+
+def test_a_refusal_of_the_device_is_oom(
+    bert_base: Workload, gpu: Cluster, gpu_server: ForkServer, tmp_path: Path
+) -> None:
+    # Logits of 16,384 samples x 128 tokens x 30,522 words: 128 GB in 16 bits, several times over.
+    config = TrainConfig(micro_batch_size=16384)
+    result = run(bert_base, gpu, gpu_server, tmp_path, config, 2 * gpu.memory_bytes)
+    assert result.outcome is Outcome.OOM, result.reason
+    assert (result.requested_bytes or 0) > 0
+
+
+def test_the_exported_job_runs_about_as_fast_as_measured(
+    bert_base: Workload, gpu: Cluster, gpu_server: ForkServer, tmp_path: Path
+) -> None:
+    config = TrainConfig(micro_batch_size=32)
+    result = run(bert_base, gpu, gpu_server, tmp_path, config, int(0.92 * gpu.memory_bytes))
+    write_job(tmp_path / "job", TrialRecord(number=0, config=config, result=result), bert_base, gpu)
+    told = subprocess.run(
+        [str(tmp_path / "job" / "launch.sh"), "--steps", "12"], capture_output=True, text=True, check=True, timeout=180
+    )
+    assert json.loads(told.stdout.splitlines()[-1])["samples_per_s"] == pytest.approx(result.samples_per_s, rel=0.5)
