@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from bo_tuner.cluster import Cluster
 from bo_tuner.config import TrainConfig
 from bo_tuner.errors import ClusterError
