@@ -5,7 +5,9 @@ from __future__ import annotations
 import signal
 import sys
 import traceback
+from importlib import metadata
 from types import FrameType
+from typing import Annotated
 
 import typer
 
@@ -18,10 +20,18 @@ __all__ = ["main"]
 
 app = typer.Typer(
     help="Find the fastest training configuration that fits, by short real training steps.",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
 )
+
+
+@app.callback(invoke_without_command=True)
+def _version(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        print(metadata.version("bo_tuner"))
+        raise typer.Exit
+
+
 app.command()(tune)
 app.command()(show)
 app.command()(export)
@@ -31,7 +41,7 @@ app.command(name="list")(list_studies)
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    given = sys.argv[1:] if arguments is None else arguments
+    given = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         code = app(args=given, prog_name="bo-tuner", standalone_mode=False)

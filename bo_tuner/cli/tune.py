@@ -21,7 +21,9 @@ __all__ = ["tune"]
 
 
 def tune(
-    model: Annotated[str, typer.Argument(help="A preset, or a path to a Hugging Face config (folder or file).")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A preset, or a path to a Hugging Face config (folder or file).")
+    ],
     budget: Annotated[
         str, typer.Option(help='How much to spend: "20 trials", "15m", "2 gpu-h", or several with commas.')
     ] = "20 trials",
