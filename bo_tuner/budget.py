@@ -11,7 +11,7 @@ __all__ = ["Budget", "Spent"]
 
 _UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _PART = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[a-z]+(?:[-\s]?h)?)", re.IGNORECASE)
-_EXAMPLES = 'as in "20 trials", "15m", "2 gpu-h" or "20 trials, 1h"'
+_EXAMPLES = 'as in "20 trials", "15m", "2 gpu-h", or several with commas as in "20 trials, 1h"'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class Budget:
         """
         if isinstance(text, Budget):
             return text
-        if isinstance(text, int) or text.strip().isdigit():
+        if isinstance(text, int) or text.strip().isdecimal():
             return cls(trials=int(text))
         found: dict[str, float] = {}
         for part in _split(text):
@@ -84,10 +84,10 @@ class Budget:
         )
 
     def left(self, spent: Spent) -> str:
-        """What remains, for people: "7 trials, 12m left"."""
+        """What remains, for people: "7 trials, 12m00s left"."""
         parts: list[str] = []
         if self.trials is not None:
-            parts.append(f"{max(self.trials - spent.trials, 0)} trials")
+            parts.append(_trials(max(self.trials - spent.trials, 0)))
         if self.seconds is not None:
             parts.append(_duration(max(self.seconds - spent.seconds, 0.0)))
         if self.device_hours is not None:
@@ -97,9 +97,9 @@ class Budget:
     def __str__(self) -> str:
         parts: list[str] = []
         if self.trials is not None:
-            parts.append(f"{self.trials} trials")
+            parts.append(_trials(self.trials))
         if self.seconds is not None:
-            parts.append(f"{self.seconds:g}s")
+            parts.append(f"{self.seconds:.15g}s")
         if self.device_hours is not None:
             parts.append(f"{self.device_hours:g} gpu-h")
         return ", ".join(parts)
@@ -129,6 +129,10 @@ def _read(part: str, whole: str) -> tuple[str, float]:
             raise ConfigError(f"a budget must read {_EXAMPLES}; got the unit {match['unit']!r} in {whole!r}")
         seconds += number * _UNITS_S[unit]
     return ("time", seconds)
+
+
+def _trials(count: int) -> str:
+    return f"{count} trial" if count == 1 else f"{count} trials"
 
 
 def _duration(seconds: float) -> str:

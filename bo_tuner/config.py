@@ -48,14 +48,17 @@ class TrainConfig:
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r}")
+        if type(self.recompute) is not bool:
+            raise ConfigError(f"recompute must be True or False, got {self.recompute!r}")
         for name, choices in (
             ("zero_stage", get_args(ZeroStage)),
             ("pipeline_schedule", get_args(PipelineSchedule)),
             ("offload", get_args(Offload)),
         ):
-            if getattr(self, name) not in choices:
+            value = getattr(self, name)
+            if value not in choices or isinstance(value, bool | float):
                 wanted = ", ".join(map(str, choices))
-                raise ConfigError(f"{name} must be one of {wanted}; got {getattr(self, name)!r}")
+                raise ConfigError(f"{name} must be one of {wanted}; got {value!r}")
         names = [name for name, _ in self.extra]
         own = {field.name for field in fields(self)}
         if len(set(names)) < len(names) or own & set(names):

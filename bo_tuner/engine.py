@@ -106,6 +106,7 @@ class Engine:
             LaunchError: Trials cannot be started at all.
         """
         self._store.use_sampler(self._sampler)
+        n_before = len(self._store.records())
         for interrupted in self._store.settle():
             self._run_trial(interrupted)
         while True:
@@ -113,7 +114,7 @@ class Engine:
             records = self._store.records()
             if self._budget.is_used_up(self._store.spent(records)):
                 return StopReason.BUDGET
-            if _is_broken(records):
+            if best_of(records) is None and _is_broken(records[n_before:]):  # a mended machine gets another chance
                 return StopReason.BROKEN
             try:
                 config = self._next_config(records)
@@ -178,8 +179,4 @@ class Engine:
 
 def _is_broken(records: Sequence[TrialRecord]) -> bool:
     last: list[TrialResult] = [record.result for record in records if record.result][-_MOST_FAILURES_IN_A_ROW:]
-    return (
-        len(last) == _MOST_FAILURES_IN_A_ROW
-        and all(result.outcome is Outcome.FAILED for result in last)
-        and best_of(records) is None
-    )
+    return len(last) == _MOST_FAILURES_IN_A_ROW and all(result.outcome is Outcome.FAILED for result in last)

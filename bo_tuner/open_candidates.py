@@ -114,7 +114,7 @@ class OpenCandidates:
             ran = [
                 record.config.micro_batch_size
                 for record in records
-                if record.config.layout == layout and record.samples_per_s
+                if record.config.layout == layout and record.has_run
             ]
             if ran and max(ran) < proof.micro_batch_size:
                 family = [config for config in self._candidates if config.layout == layout]

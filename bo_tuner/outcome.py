@@ -167,6 +167,8 @@ class TrialResult:
         """Samples/s of a complete trial; None for all others, and when the clock gave nonsense."""
         if self.outcome is not Outcome.COMPLETE or self.measurement is None:
             return None
+        if not self.measurement.step_time_s > 0:
+            return None
         value = self.measurement.samples_per_s
         return value if math.isfinite(value) else None
 

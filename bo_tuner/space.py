@@ -78,6 +78,11 @@ class SearchSpace:
         if not stages or not set(stages) <= set(get_args(ZeroStage)):
             raise ConfigError(f"--zero-stages must be some of 0, 1, 2, 3, as in 0,1,2; got {self.zero_stages}")
         object.__setattr__(self, "zero_stages", stages)
+        for name in ("pipeline_depths", "tensor_parallel"):
+            degrees = tuple(sorted(set(getattr(self, name))))
+            if not degrees or degrees[0] < 1:
+                raise ConfigError(f"{name} must be whole numbers of at least 1; got {getattr(self, name)}")
+            object.__setattr__(self, name, degrees)
         for name in ("max_micro_batch", "max_grad_accum"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1; got {getattr(self, name)}")
@@ -120,7 +125,9 @@ class SearchSpace:
         rule = self.batch_rule
         if rule.kind == "fixed" or any(fits < config.micro_batch_size < fails for config in listed):
             return []
-        accums = sorted({config.grad_accum_steps for config in listed if config.micro_batch_size == fits})
+        # What ran may itself be an integer between two rungs: the rung at or below it has the accumulations.
+        rung = max((config.micro_batch_size for config in listed if config.micro_batch_size <= fits), default=fits)
+        accums = sorted({config.grad_accum_steps for config in listed if config.micro_batch_size == rung})
         between = [
             with_batch(listed[0], micro_batch, accum) for micro_batch in range(fits + 1, fails) for accum in accums
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ __all__ = ["TrialRecord", "best_of", "records_of"]
 
 RESULT_KEY = "result"
 ATTEMPTS_KEY = "attempts"
+_FIELDS = TrainConfig().params().keys()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,11 @@ class TrialRecord:
         return self.result.samples_per_s if self.result else None
 
     @property
+    def has_run(self) -> bool:
+        """Its steps ran, so its config fits."""
+        return self.result is not None and self.result.outcome in (Outcome.COMPLETE, Outcome.PRUNED)
+
+    @property
     def wall_s(self) -> float:
         """Seconds of all its tries that ended."""
         tries = [*self.attempts, *([self.result] if self.result else [])]
@@ -74,7 +81,7 @@ class TrialRecord:
 
 def records_of(trials: Iterable[FrozenTrial]) -> list[TrialRecord]:
     """The trials of a study that have a config, by number."""
-    return [TrialRecord.from_optuna(trial) for trial in trials if "zero_stage" in trial.params]
+    return [TrialRecord.from_optuna(trial) for trial in trials if trial.params.keys() >= _FIELDS]
 
 
 def ranked(records: Iterable[TrialRecord]) -> list[TrialRecord]:
@@ -84,7 +91,7 @@ def ranked(records: Iterable[TrialRecord]) -> list[TrialRecord]:
         complete,
         key=lambda record: (
             -(record.samples_per_s or 0.0),
-            (record.result.peak_memory_bytes or 0) if record.result else 0,
+            (record.result.peak_memory_bytes if record.result else None) or math.inf,
             record.number,
         ),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import resources
@@ -23,6 +24,8 @@ ModelLike = "str | Path | PretrainedConfig | ModelSpec"
 
 _LENGTH_FIELDS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
 _LONGEST_USUAL = 2048
+_COUNT_FROM_PADDING = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "roberta-prelayernorm", "longformer")
+"""Their first position is pad_token_id + 1, so as many positions are never used."""
 
 
 def preset_names() -> list[str]:
@@ -57,7 +60,7 @@ class ModelSpec:
             if text in preset_names():
                 found = resources.files("bo_tuner.presets").joinpath(f"{text}.json").read_text(encoding="utf-8")
                 return cls(name=text, architecture=json.loads(found))
-            return cls._from_path(Path(model).expanduser(), text)
+            return cls._from_path(Path(os.path.expanduser(model)), text)
         if hasattr(model, "to_dict") and hasattr(model, "model_type"):
             architecture = json.loads(json.dumps(model.to_dict(), default=str))
             name = str(getattr(model, "name_or_path", "") or model.model_type)
@@ -69,9 +72,10 @@ class ModelSpec:
 
     @classmethod
     def _from_path(cls, path: Path, given: str) -> ModelSpec:
-        file = path / "config.json" if path.is_dir() else path
-        if not file.exists():
-            if path.is_dir():
+        is_folder = bool(given.strip()) and os.path.isdir(path)  # os.path: False for a text that is no path at all
+        file = path / "config.json" if is_folder else path
+        if not given.strip() or not os.path.exists(file):
+            if is_folder:
                 raise ModelError(f"folder {given} must hold a config.json, and does not")
             known = preset_names()
             raise ModelError(
@@ -93,6 +97,8 @@ class ModelSpec:
         for field in _LENGTH_FIELDS:
             value = self.architecture.get(field)
             if isinstance(value, int) and value > 0:
+                if self.architecture.get("model_type") in _COUNT_FROM_PADDING:
+                    value -= int(self.architecture.get("pad_token_id", 1)) + 1
                 return value
         return None
 

@@ -53,7 +53,8 @@ class CandidateSampler(BaseSampler):
         Raises:
             SpaceExhausted: No candidate is left.
         """
-        return self.next_config(records_of(study.get_trials(deepcopy=False))).params()
+        others = [other for other in study.get_trials(deepcopy=False) if other.number != trial.number]
+        return self.next_config(records_of(others)).params()
 
     def next_config(self, records: Sequence[TrialRecord]) -> TrainConfig:
         """The next config, given all trials so far.

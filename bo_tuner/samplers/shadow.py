@@ -50,7 +50,10 @@ class ShadowSampler(CandidateSampler):
             return candidates[0]
         import optuna
 
+        verbosity = optuna.logging.get_verbosity()
+        optuna.logging.set_verbosity(optuna.logging.WARNING)  # the shadow is nobody's news
         shadow = optuna.create_study(direction="maximize", sampler=self._make(self._seed * 1_000_003 + len(records)))
+        optuna.logging.set_verbosity(verbosity)
         shadow.add_trials(self.shadow_trials(records))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", category=optuna.exceptions.ExperimentalWarning)

@@ -54,7 +54,8 @@ def training_server(cluster: Cluster) -> ForkServer:
 def rank_environment(cluster: Cluster) -> dict[str, str]:
     """Variables that a training process needs on `cluster`, here and in the exported launch script."""
     if cluster.device == "cuda":
-        return {"DS_ACCELERATOR": "cuda"}
+        # NVML, which the devices were chosen by, counts in this order.
+        return {"DS_ACCELERATOR": "cuda", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     return {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": str(cluster.threads_per_rank), "GLOO_SOCKET_IFNAME": "lo"}
 
 

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from optuna.distributions import CategoricalDistribution
+from optuna.trial import TrialState, create_trial
+
+from bo_tuner.config import TrainConfig
+from bo_tuner.outcome import Measurement, Outcome, TrialResult
+from bo_tuner.trial import TrialRecord, best_of, ranked, records_of
+
+ROW_KEYS = [
+    "number",
+    "name",
+    "outcome",
+    "reason",
+    "samples_per_s",
+    "step_time_s",
+    "peak_memory_bytes",
+    "wall_s",
+    "params",
+]
+
+
+def measured(step_time_s: float, *, global_batch: int = 64) -> Measurement:
+    times = ((step_time_s,) * 3,)
+    return Measurement(
+        global_batch=global_batch, seq_len=128, step_times_s=times, engine_times_s=times, peak_memory_bytes=(500,)
+    )
+
+
+def complete(number: int, step_time_s: float, *, peak: int | None = 500) -> TrialRecord:
+    result = TrialResult(
+        outcome=Outcome.COMPLETE, measurement=measured(step_time_s), peak_memory_bytes=peak, wall_s=2.5
+    )
+    return TrialRecord(number=number, config=TrainConfig(micro_batch_size=number + 1), result=result)
+
+
+def ended(number: int, outcome: Outcome, *, measurement: Measurement | None = None) -> TrialRecord:
+    result = TrialResult(outcome=outcome, reason=f"it is {outcome}", measurement=measurement, wall_s=1.5)
+    return TrialRecord(number=number, config=TrainConfig(micro_batch_size=number + 1), result=result)
+
+
+# -- a row of `show --json` ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "record",
+    [TrialRecord(number=0, config=TrainConfig()), *(ended(1, outcome) for outcome in Outcome), complete(2, 0.5)],
+)
+def test_every_row_has_exactly_the_promised_keys_and_is_json(record: TrialRecord) -> None:
+    row = record.to_dict()
+    assert list(row) == ROW_KEYS
+    assert json.loads(json.dumps(row)) == row
+
+
+def test_the_row_of_a_complete_trial_has_its_numbers() -> None:
+    config = TrainConfig(zero_stage=1, micro_batch_size=16, grad_accum_steps=4, extra=(("kernel", "a"),))
+    result = TrialResult(outcome=Outcome.COMPLETE, measurement=measured(0.5), peak_memory_bytes=700, wall_s=2.5)
+    assert TrialRecord(number=7, config=config, result=result).to_dict() == {
+        "number": 7,
+        "name": "z1_gas4_mbs16_kernel-a",
+        "outcome": "complete",
+        "reason": "",
+        "samples_per_s": 128.0,
+        "step_time_s": 0.5,
+        "peak_memory_bytes": 700,
+        "wall_s": 2.5,
+        "params": {
+            "zero_stage": 1,
+            "micro_batch_size": 16,
+            "grad_accum_steps": 4,
+            "pipeline_depth": 1,
+            "pipeline_schedule": "1f1b",
+            "recompute": False,
+            "tensor_parallel": 1,
+            "offload": "none",
+            "extra": {"kernel": "a"},
+        },
+    }
+
+
+@pytest.mark.parametrize("outcome", [outcome for outcome in Outcome if outcome is not Outcome.COMPLETE])
+def test_a_trial_that_did_not_complete_has_null_for_its_rate_even_when_steps_were_timed(outcome: Outcome) -> None:
+    row = ended(0, outcome, measurement=measured(0.5)).to_dict()
+    assert (row["samples_per_s"], row["step_time_s"]) == (None, None)
+    assert (row["outcome"], row["reason"]) == (outcome.value, f"it is {outcome}")
+
+
+def test_a_peak_that_was_not_read_is_null_and_one_that_was_is_kept_for_failed_trials_too() -> None:
+    assert ended(0, Outcome.OOM).to_dict()["peak_memory_bytes"] is None
+    result = TrialResult(outcome=Outcome.OOM, peak_memory_bytes=900)
+    assert TrialRecord(number=0, config=TrainConfig(), result=result).to_dict()["peak_memory_bytes"] == 900
+
+
+def test_a_trial_without_a_result_has_null_for_what_is_not_known_yet() -> None:
+    row = TrialRecord(number=3, config=TrainConfig()).to_dict()
+    assert row["reason"] == "no result yet"
+    assert row["wall_s"] == 0
+    unknown = ("outcome", "samples_per_s", "step_time_s", "peak_memory_bytes")
+    assert [row[key] for key in unknown] == [None] * 4
+
+
+def test_wall_time_counts_all_tries() -> None:
+    first = TrialResult(outcome=Outcome.TIMEOUT, wall_s=90.0)
+    second = TrialResult(outcome=Outcome.COMPLETE, measurement=measured(0.5), wall_s=2.5)
+    assert TrialRecord(number=0, config=TrainConfig(), result=second, attempts=(first,)).wall_s == 92.5
+    assert TrialRecord(number=0, config=TrainConfig(), attempts=(first,)).wall_s == 90.0
+
+
+# -- from Optuna ---------------------------------------------------------------------------------------------------
+
+
+def test_a_record_reads_back_from_optunas_attributes() -> None:
+    config = TrainConfig(zero_stage=3, micro_batch_size=93, extra=(("kernel", "a"),))
+    first = TrialResult(outcome=Outcome.FAILED, reason="no route to host")
+    last = TrialResult(outcome=Outcome.COMPLETE, measurement=measured(0.5))
+    params = config.params()
+    trial = create_trial(
+        state=TrialState.RUNNING,
+        params=params,
+        distributions={name: CategoricalDistribution((value,)) for name, value in params.items()},
+        user_attrs={"result": last.to_dict(), "attempts": [first.to_dict()]},
+    )
+    record = TrialRecord.from_optuna(trial)
+    assert (record.config, record.result, record.attempts) == (config, last, (first,))
+
+
+def test_trials_that_have_no_config_yet_are_left_out() -> None:
+    assert records_of([create_trial(state=TrialState.RUNNING)]) == []
+
+
+# -- ranking -------------------------------------------------------------------------------------------------------
+
+
+def test_complete_trials_are_ranked_fastest_first_and_all_others_left_out() -> None:
+    records = [
+        complete(0, 0.4),
+        ended(1, Outcome.PRUNED, measurement=measured(0.001)),
+        complete(2, 0.2),
+        TrialRecord(number=3, config=TrainConfig()),
+        complete(4, 0.3),
+        ended(5, Outcome.OOM),
+    ]
+    assert [record.number for record in ranked(records)] == [2, 4, 0]
+    best = best_of(records)
+    assert best is not None and best.number == 2
+
+
+def test_of_equally_fast_trials_the_one_with_the_lower_peak_is_better_then_the_earlier() -> None:
+    records = [complete(0, 0.2, peak=900), complete(2, 0.2, peak=300), complete(1, 0.2, peak=300)]
+    assert [record.number for record in ranked(records)] == [1, 2, 0]
+
+
+def test_nothing_complete_means_no_best() -> None:
+    assert best_of([]) is None
+    assert best_of([ended(0, Outcome.OOM), TrialRecord(number=1, config=TrainConfig())]) is None
