@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from bo_tuner.errors import ConfigError
+from bo_tuner.text import count
 
 __all__ = ["Budget", "Spent"]
 
@@ -47,7 +48,7 @@ class Budget:
     def __post_init__(self) -> None:
         limits = (self.trials, self.seconds, self.device_hours)
         if all(limit is None for limit in limits) or any(limit is not None and limit <= 0 for limit in limits):
-            raise ConfigError(f"a budget must be more than nothing, {_EXAMPLES}; got {self}")
+            raise ConfigError(f"--budget must be more than nothing, {_EXAMPLES}; got {self}")
 
     @classmethod
     def parse(cls, text: str | int | Budget) -> Budget:
@@ -64,11 +65,11 @@ class Budget:
         for part in _split(text):
             kind, amount = _read(part, text)
             if kind in found:
-                raise ConfigError(f"budget {text!r} limits {kind} twice; give each kind once, {_EXAMPLES}")
+                raise ConfigError(f"--budget must limit {kind} once; got {text!r}")
             found[kind] = amount
         trials = found.get("trials")
         if trials is not None and trials != int(trials):
-            raise ConfigError(f"budget {text!r}: trials must be a whole number")
+            raise ConfigError(f"--budget must be a whole number of trials; got {text!r}")
         return cls(
             trials=None if trials is None else int(trials),
             seconds=found.get("time"),
@@ -87,7 +88,7 @@ class Budget:
         """What remains, for people: "7 trials, 12m00s left"."""
         parts: list[str] = []
         if self.trials is not None:
-            parts.append(_trials(max(self.trials - spent.trials, 0)))
+            parts.append(count(max(self.trials - spent.trials, 0), "trial"))
         if self.seconds is not None:
             parts.append(_duration(max(self.seconds - spent.seconds, 0.0)))
         if self.device_hours is not None:
@@ -97,7 +98,7 @@ class Budget:
     def __str__(self) -> str:
         parts: list[str] = []
         if self.trials is not None:
-            parts.append(_trials(self.trials))
+            parts.append(count(self.trials, "trial"))
         if self.seconds is not None:
             parts.append(f"{self.seconds:.15g}s")
         if self.device_hours is not None:
@@ -108,7 +109,7 @@ class Budget:
 def _split(text: str) -> list[str]:
     parts = [part.strip() for part in re.split(r",|\+|\bor\b|\band\b", text) if part.strip()]
     if not parts:
-        raise ConfigError(f"a budget must say how much, {_EXAMPLES}; got {text!r}")
+        raise ConfigError(f"--budget must say how much, {_EXAMPLES}; got {text!r}")
     return parts
 
 
@@ -117,7 +118,7 @@ def _read(part: str, whole: str) -> tuple[str, float]:
     seconds = 0.0
     matches = list(_PART.finditer(part))
     if not matches or "".join(match.group() for match in matches).replace(" ", "") != part.replace(" ", ""):
-        raise ConfigError(f"a budget must read {_EXAMPLES}; got {part!r} in {whole!r}")
+        raise ConfigError(f"--budget must read {_EXAMPLES}; got {whole!r}")
     for match in matches:
         number = float(match["number"])
         unit = re.sub(r"\s", "-", match["unit"].lower())
@@ -126,13 +127,9 @@ def _read(part: str, whole: str) -> tuple[str, float]:
         if unit in ("gpu-h", "gpuh", "device-h") and len(matches) == 1:
             return ("gpu-h", number)
         if unit not in _UNITS_S:
-            raise ConfigError(f"a budget must read {_EXAMPLES}; got the unit {match['unit']!r} in {whole!r}")
+            raise ConfigError(f"--budget must read {_EXAMPLES}; got the unit {match['unit']!r} in {whole!r}")
         seconds += number * _UNITS_S[unit]
     return ("time", seconds)
-
-
-def _trials(count: int) -> str:
-    return f"{count} trial" if count == 1 else f"{count} trials"
 
 
 def _duration(seconds: float) -> str:

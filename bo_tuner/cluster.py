@@ -15,7 +15,17 @@ from bo_tuner.text import gib
 
 __all__ = ["Cluster", "MemoryLimit"]
 
-_UNITS = {"b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+_UNITS = {
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "b": 1,
+}
 DeviceKind = Literal["cpu", "cuda"]
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
@@ -136,7 +146,7 @@ class MemoryLimit:
             return value
         text = str(value).strip().lower().replace(" ", "")
         wanted = f'--memory-limit must be a fraction as in 0.92, or bytes a rank as in "3GiB"; got {value!r}'
-        unit = next((unit for unit in sorted(_UNITS, key=len, reverse=True) if text.endswith(unit)), None)
+        unit = next((unit for unit in _UNITS if text.endswith(unit)), None)
         try:
             if unit is not None:
                 limit_bytes = int(float(text.removesuffix(unit)) * _UNITS[unit])

@@ -76,7 +76,8 @@ class SearchSpace:
     def __post_init__(self) -> None:
         stages = tuple(sorted(set(self.zero_stages)))
         if not stages or not set(stages) <= set(get_args(ZeroStage)):
-            raise ConfigError(f"--zero-stages must be some of 0, 1, 2, 3, as in 0,1,2; got {self.zero_stages}")
+            given = ",".join(map(str, self.zero_stages))
+            raise ConfigError(f"--zero-stages must be some of 0, 1, 2, 3, as in 0,1,2; got {given}")
         object.__setattr__(self, "zero_stages", stages)
         for name in ("pipeline_depths", "tensor_parallel"):
             degrees = tuple(sorted(set(getattr(self, name))))

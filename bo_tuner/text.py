@@ -5,7 +5,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["did_you_mean", "gib", "rate"]
+__all__ = ["count", "did_you_mean", "gib", "rate"]
+
+
+def count(number: int, noun: str) -> str:
+    """ "1 trial", "2 trials"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def gib(n_bytes: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import platform
 import sys
 from collections.abc import Sequence
@@ -33,7 +32,7 @@ from bo_tuner.samplers import make_sampler
 from bo_tuner.samplers.table import check_sampler_name
 from bo_tuner.space import BatchRule, SearchSpace
 from bo_tuner.storage import Location, Manifest, StudyStore
-from bo_tuner.text import gib
+from bo_tuner.text import count, gib
 from bo_tuner.trial import TrialRecord, best_of
 from bo_tuner.workload import ModelSpec, Optimizer, Precision, Workload, check_choice, check_seq_len
 
@@ -185,6 +184,7 @@ def tune(
     store = StudyStore(Location(storage), name)
     progress = progress or LineProgress()
     try:
+        store.location.check_writable()
         with training_server(cluster) as server:
             manifest = _open_study(store, wanted, server)
             candidates = OpenCandidates(
@@ -208,7 +208,8 @@ def tune(
                     n_ranks=cluster.n_ranks,
                     progress=progress,
                 )
-                if not budget.is_used_up(store.spent()):
+                records = store.records()
+                if candidates.open(records) and not budget.is_used_up(store.spent(records)):
                     _start(server, cluster)
                 stop_reason = engine.run()
                 store.note_stop(str(budget), stop_reason.value)
@@ -223,12 +224,10 @@ def tune(
                     stop_reason=stop_reason,
                 )
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-            raise StoreError(
-                f"the disk must have room, and {error.filename or 'a file'} cannot be written ({error.strerror}): "
-                "free some and run the same command again"
-            ) from error
-        raise
+        raise StoreError(
+            f"files must be readable and the disk must have room; {error.filename or 'a file'} fails "
+            f"({error.strerror or error}): mend that, or free some room, and run the same command again"
+        ) from error
 
 
 def _open_study(store: StudyStore, wanted: Manifest, server: ForkServer) -> Manifest:
@@ -272,6 +271,6 @@ def _introduce(store: StudyStore, manifest: Manifest, budget: Budget, memory_byt
         f"model {workload.model.name}, {size}, sequence length {workload.seq_len}, {workload.precision}, {workload.optimizer}",
         f"on {manifest.cluster}, memory limit {gib(memory_bytes)} a rank",
         f"global batch {manifest.space.batch_rule}",
-        f"{n_candidates} candidates, budget {budget}",
+        f"{count(n_candidates, 'candidate')}, budget {budget}",
     ]
     print("\n".join(lines), file=sys.stderr, flush=True)

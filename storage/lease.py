@@ -94,7 +94,8 @@ class Lease:
         if self._thread is not None:
             self._thread.join()
         try:
-            if self.lost is None:
+            holder = self._read() if self.lost is None else None
+            if holder is not None and holder["id"] == self._id:
                 self._write(None)
         finally:
             self._unlock()
@@ -113,7 +114,14 @@ class Lease:
         while not self._stop.wait(RENEW_EVERY_S):
             try:
                 holder = self._read()
-                if holder is not None and holder["id"] != self._id:
+                if holder is None:
+                    self.lost = StudyBusyError(
+                        f"study {self._study_name!r} was driven by another process meanwhile: run the same command again",
+                        host="unknown",
+                        pid=0,
+                    )
+                    return
+                if holder["id"] != self._id:
                     self.lost = self._busy(str(holder["host"]), int(holder["pid"]))
                     return
                 self._write(self._entry())
@@ -147,7 +155,8 @@ class Lease:
 
 def _is_alive(holder: Mapping[str, Any]) -> bool:
     if holder["host"] == socket.gethostname():
-        return bool(_process_started(int(holder["pid"])) == holder["process_started"])
+        started = _process_started(int(holder["pid"]))
+        return started is not None and bool(started == holder["process_started"])
     renewed_at: float = holder["renewed_at"]
     return time.time() - renewed_at < LAPSES_AFTER_S
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import re
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +19,11 @@ __all__ = ["Location", "storage_answers"]
 
 DEFAULT_FOLDER = Path("bo_tuner_studies")
 _DATABASE = "studies.db"
+_LONGEST_NAME = 100
 _CONNECT_TIMEOUT_S = 10
 _BUSY_TIMEOUT_S = 30
+_SMALLEST_DATABASE = 200_000
+"""Bytes that the tables of an empty study take."""
 
 
 class Location:
@@ -33,27 +39,28 @@ class Location:
         Raises:
             ConfigError: The URL cannot be read, or needs a driver that is not installed.
         """
-        self._file = folder.resolve() / _DATABASE if url is None else None
-        self._url = url or f"sqlite:///{self._file}"
-        self._folder = folder
-        self._storage: RDBStorage | None = None
         from sqlalchemy.engine import make_url
         from sqlalchemy.exc import ArgumentError  # an unknown database is one too (NoSuchModuleError)
 
+        self._folder = folder.resolve()
+        self._file: Path | None = None
+        """Of an SQLite database."""
+        self._storage: RDBStorage | None = None
+        self._url = f"sqlite:///{self._folder / _DATABASE}" if url is None else url
         try:
             parsed = make_url(self._url)
             parsed.get_dialect()
-        except (ArgumentError, ImportError) as error:
+        except (ArgumentError, ImportError, ValueError) as error:
             raise ConfigError(
                 f'--storage must be a database URL, as in "sqlite:///studies.db" or "postgresql://user@host/name"; '
-                f"got {url!r}: {_first_line(error)}"
+                f"got {_masked(self._url)!r}: {_masked(_first_line(error))}"
             ) from error
-        if parsed.get_backend_name() == "sqlite" and parsed.database in (None, "", ":memory:"):
-            raise ConfigError(
-                f'--storage must be a database that outlives this process, as in "sqlite:///studies.db"; got {url!r}'
-            )
-        if parsed.get_backend_name() == "sqlite" and self._file is None and parsed.database:
-            self._file = Path(parsed.database).resolve()
+        if parsed.get_backend_name() == "sqlite":
+            if parsed.database in (None, "", ":memory:"):
+                raise ConfigError(
+                    f'--storage must be a database that outlives this process, as in "sqlite:///studies.db"; got {url!r}'
+                )
+            self._file = Path(str(parsed.database)).resolve()
         self.shown_url = parsed.render_as_string(hide_password=True)
         """For people, without the password."""
         self.is_default = url is None
@@ -61,13 +68,31 @@ class Location:
 
     def study_folder(self, study_name: str) -> Path:
         """Where the logs of a study lie."""
-        safe = "".join(char if char.isalnum() or char in "-_.+" else "_" for char in study_name)
-        return self._folder / (safe.lstrip(".") or "_")
+        safe = "".join(char if char.isalnum() or char in "-_.+" else "_" for char in study_name)[:_LONGEST_NAME]
+        safe = safe.lstrip(".") or "_"
+        if safe != study_name or not self.is_default:
+            # Other names, and other databases, may lead to the same text.
+            identity = study_name if self.is_default else f"{self._url}\n{study_name}"
+            safe += "-" + hashlib.sha256(identity.encode()).hexdigest()[:8]
+        return self._folder / safe
 
     @property
     def holds_anything(self) -> bool:
         """The database may hold studies; False for an SQLite file that is not there."""
         return self._file is None or self._file.exists()
+
+    def check_writable(self) -> None:
+        """Find out early that an SQLite file that is not there yet could not be made; leaves nothing behind.
+
+        Raises:
+            StoreError: Its folder cannot be written.
+        """
+        if self._file is None or self._file.exists():
+            return
+        nearest = next(parent for parent in self._file.parents if parent.exists())
+        with storage_answers(self.shown_url), tempfile.TemporaryFile(dir=nearest) as trial:
+            trial.write(b"x" * _SMALLEST_DATABASE)
+            trial.flush()
 
     def open(self) -> RDBStorage:
         """Connect, and create the tables in a new database.
@@ -81,26 +106,14 @@ class Location:
         from sqlalchemy.engine import make_url
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        is_new = self._file is not None and not self._file.exists()
-        made_folder = False
-        try:
-            if self._file is not None and is_new:
-                made_folder = not self._file.parent.exists()
+        backend = make_url(self._url).get_backend_name()
+        connect: dict[str, Any] = {"timeout": _BUSY_TIMEOUT_S} if backend == "sqlite" else {}
+        if backend in ("postgresql", "mysql"):
+            connect = {"connect_timeout": _CONNECT_TIMEOUT_S}
+        with storage_answers(self.shown_url), _undone_on_failure(self._file):
+            if self._file is not None:
                 self._file.parent.mkdir(parents=True, exist_ok=True)
-            backend = make_url(self._url).get_backend_name()
-            connect: dict[str, Any] = {"timeout": _BUSY_TIMEOUT_S} if backend == "sqlite" else {}
-            if backend in ("postgresql", "mysql"):
-                connect = {"connect_timeout": _CONNECT_TIMEOUT_S}
-            with storage_answers(self.shown_url):
-                self._storage = optuna.storages.RDBStorage(self._url, engine_kwargs={"connect_args": connect})
-        except (StoreError, OSError):
-            if self._file is not None and is_new:
-                for leftover in (self._file, Path(f"{self._file}-journal")):
-                    leftover.unlink(missing_ok=True)
-                if made_folder:
-                    with contextlib.suppress(OSError):
-                        self._file.parent.rmdir()
-            raise
+            self._storage = optuna.storages.RDBStorage(self._url, engine_kwargs={"connect_args": connect})
         return self._storage
 
 
@@ -113,15 +126,42 @@ def storage_answers(shown_url: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
+        extra = " (pip install 'bo_tuner[postgresql]' brings PostgreSQL's)" if "postgresql" in shown_url else ""
         raise ConfigError(
-            f"--storage {shown_url} needs a driver that is not installed: {_first_line(error)}"
+            f"--storage {shown_url} needs a driver that is not installed: {_first_line(error.__cause__ or error)}{extra}"
         ) from error
+    except optuna.exceptions.UpdateFinishedTrialError as error:
+        raise StoreError("another process finished this trial meanwhile: run the same command again") from error
+    except RuntimeError as error:  # Optuna's way to say that another version made the tables
+        raise StoreError(f"the storage {shown_url} cannot be used: {' '.join(str(error).split())}") from error
     except (SQLAlchemyError, optuna.exceptions.StorageInternalError, OSError) as error:
         cause = getattr(error, "orig", None) or getattr(error.__cause__, "orig", None) or error
         raise StoreError(
             f"the storage {shown_url} must answer and take writes, and does not: {_first_line(cause)}; "
-            "mend it and run the same command again: what is stored is kept"
+            "mend it (or free some room) and run the same command again: what is stored is kept"
         ) from error
+
+
+@contextlib.contextmanager
+def _undone_on_failure(file: Path | None) -> Iterator[None]:
+    """Remove a new database file, and the folders made for it, when making it fails."""
+    is_new = file is not None and not file.exists()
+    new_folders = [parent for parent in file.parents if not parent.exists()] if file is not None else []
+    try:
+        yield
+    except BaseException:
+        if file is not None and is_new:
+            with contextlib.suppress(OSError):
+                for leftover in (file, Path(f"{file}-journal")):
+                    leftover.unlink(missing_ok=True)
+                for folder in new_folders:
+                    folder.rmdir()
+        raise
+
+
+def _masked(text: str) -> str:
+    """Without the password of a URL."""
+    return re.sub(r"(?<=:)[^:@/\s]*(?=@)", "***", text)
 
 
 def _first_line(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,7 +46,7 @@ class Manifest:
         """The inverse of `to_dict`.
 
         Raises:
-            StoreError: A newer bo_tuner wrote it.
+            StoreError: Another version of bo_tuner wrote it.
         """
         version = data.get("schema_version")
         if version != SCHEMA_VERSION:
@@ -71,7 +72,7 @@ class Manifest:
         Raises:
             StudyMismatchError: Workload, hardware or space differ; the text names the first differences.
         """
-        mine, theirs = self.to_dict(), other.to_dict()
+        mine, theirs = (json.loads(json.dumps(manifest.to_dict())) for manifest in (self, other))
         if abs(self.cluster.memory_bytes - other.cluster.memory_bytes) <= _SAME_MEMORY * self.cluster.memory_bytes:
             theirs["cluster"]["memory_bytes"] = self.cluster.memory_bytes
         differences: list[str] = []
@@ -87,7 +88,7 @@ class Manifest:
 
 def _differences(mine: Any, theirs: Any, path: str) -> Iterator[str]:
     if isinstance(mine, Mapping) and isinstance(theirs, Mapping):
-        for key in sorted({*mine, *theirs}, key=lambda name: (name != "name", name)):
+        for key in sorted({*mine, *theirs}, key=lambda name: (name != "name", str(name))):
             yield from _differences(mine.get(key), theirs.get(key), f"{path} {key}".replace("workload ", ""))
     elif _plain(mine) != _plain(theirs):
         yield f"{path} is {mine}, not {theirs}"

@@ -78,7 +78,7 @@ class StudyStore:
         data = self._user_attrs().get(_MANIFEST_KEY)
         if data is None:
             if self.study.get_trials(deepcopy=False):
-                raise StoreError(f"study {self.name!r} was not made by bo_tuner; choose another name with --study")
+                raise self._foreign()
             return None
         return Manifest.from_dict(data)
 
@@ -91,6 +91,8 @@ class StudyStore:
             self._study = optuna.create_study(
                 study_name=self.name, storage=storage, direction="maximize", load_if_exists=True
             )
+            if self._study.directions != [optuna.study.StudyDirection.MAXIMIZE]:
+                raise self._foreign()
             storage.set_study_user_attr(self._id, _MANIFEST_KEY, manifest.to_dict())
 
     @property
@@ -218,10 +220,10 @@ class StudyStore:
         )
         lease.acquire()
         self._lease = lease
-        self._spent_before = self.spent()
-        self._driving_since = time.monotonic()
-        self._n_ranks = n_ranks
         try:
+            self._spent_before = self.spent()
+            self._driving_since = time.monotonic()
+            self._n_ranks = n_ranks
             yield
         finally:
             with contextlib.suppress(StoreError):
@@ -288,6 +290,9 @@ class StudyStore:
             save_note(self.study, best_note(self.records()))
 
     # -- plumbing --------------------------------------------------------------------------------------------------
+
+    def _foreign(self) -> StoreError:
+        return StoreError(f"study {self.name!r} was not made by bo_tuner; choose another name with --study")
 
     @property
     def _id(self) -> int:

@@ -29,9 +29,7 @@ class _Quiet(WSGIRequestHandler):
 
 
 def dashboard(
-    study: Annotated[
-        str | None, typer.Argument(metavar="[STUDY]", help="Study to open at.", show_default="all")
-    ] = None,
+    study: Annotated[str | None, typer.Argument(metavar="STUDY", help="Study to open at.", show_default="all")] = None,
     port: Annotated[int, typer.Option(help="Port on localhost; 0 takes a free one.")] = 8080,
     storage: Storage = None,
     as_json: AsJson = False,

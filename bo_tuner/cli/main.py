@@ -53,11 +53,23 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:
         return 1  # the reader of our output has had enough
     except typer.TyperException as error:
-        return _fail(f"{error.format_message()} (bo-tuner --help tells more)", 2, debug="--debug" in given)
+        message = f"{error.format_message()}{_what_came(error, given)} (bo-tuner --help tells more)"
+        return _fail(message, 2, debug="--debug" in given)
     except Exception as error:  # noqa: BLE001  # the last resort: one line, and --debug for the rest
         if "--debug" in given:
             traceback.print_exc()
         return _fail(f"unexpected {type(error).__name__}: {error} (--debug shows where)", 1, debug=False)
+
+
+def _what_came(error: typer.TyperException, given: list[str]) -> str:
+    """The value of the option that `error` is about, which Typer's own text leaves out."""
+    for option in getattr(getattr(error, "param", None), "opts", []):
+        for word, after in zip(given, [*given[1:], ""], strict=True):
+            if word == option:
+                return f"; got {after!r}"
+            if word.startswith(f"{option}="):
+                return f"; got {word.removeprefix(f'{option}=')!r}"
+    return ""
 
 
 def _fail(message: str, code: int, *, debug: bool) -> int:

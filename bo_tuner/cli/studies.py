@@ -15,7 +15,7 @@ from bo_tuner.objectives.training import DeepSpeedBackEnd, deepspeed_config
 from bo_tuner.report import study_to_dict, summary_text, trials_table, write_job
 from bo_tuner.storage import Location, Manifest, StudyStore
 from bo_tuner.storage.study_store import study_names
-from bo_tuner.text import rate
+from bo_tuner.text import count, rate
 from bo_tuner.trial import TrialRecord, best_of, ranked
 
 __all__ = ["export", "list_studies", "show", "show_study"]
@@ -33,7 +33,7 @@ def show(study: StudyName, storage: Storage = None, as_json: AsJson = False, deb
     print(show_study(study, records, manifest, limit_bytes=limits[-1] if limits else None))
     spent, stop = store.spent(), store.last_stop()
     ended = f"; stopped: {stop['reason']} ({stop['budget']})" if stop else ""
-    print(f"spent {spent.trials} trials, {spent.seconds:.0f} s{ended}")
+    print(f"spent {count(spent.trials, 'trial')}, {spent.seconds:.0f} s{ended}")
 
 
 def export(
@@ -49,7 +49,10 @@ def export(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Hand over a config: the DeepSpeed JSON, or with --out all that is needed to train."""
+    """Hand over a config: its DeepSpeed JSON, or a job.
+
+    Prints the DeepSpeed JSON, or with --out writes all that is needed to train.
+    """
     store, manifest = _open(study, storage)
     complete = ranked(store.records())
     if not complete:
@@ -93,7 +96,7 @@ def list_studies(storage: Storage = None, as_json: AsJson = False, debug: Debug 
         for row in rows:
             value = row["samples_per_s"]
             found = f"best {rate(float(value))} {row['best_name']}" if value is not None else "nothing complete"
-            print(f"{row['study']:<{width}}  {row['trials']:>3} trials  {found}")
+            print(f"{row['study']:<{width}}  {count(int(row['trials'] or 0), 'trial'):>9}  {found}")
 
 
 def show_study(name: str, records: Sequence[TrialRecord], manifest: Manifest, *, limit_bytes: int | None) -> str:

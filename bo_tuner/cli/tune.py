@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -59,7 +60,11 @@ def tune(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Find the fastest config for MODEL on this machine: start a study, or go on with it."""
+    """Tune a model: start a study, or go on."""
+    if out is not None and (out.is_file() or (out.is_dir() and not os.access(out, os.W_OK))):
+        raise ConfigError(f"--out must be a folder that can be written; got {out}")
+    if study is not None and not study.strip():
+        raise ConfigError(f"--study must be a name; got {study!r}")
     try:
         result = run_tune(
             model,
@@ -103,6 +108,10 @@ def _stages(text: str) -> tuple[int, ...]:
         raise ConfigError(f"--zero-stages must be some of 0, 1, 2, 3, as in 0,1,2; got {text!r}") from None
 
 
+def _all(n_trials: int) -> str:
+    return "the only trial" if n_trials == 1 else f"all {n_trials} trials"
+
+
 def _limit(result: TuneResult) -> int | None:
     limits = [record.result.limit_bytes for record in result.trials if record.result and record.result.limit_bytes]
     return limits[-1] if limits else None
@@ -125,6 +134,6 @@ def _why_nothing(result: TuneResult) -> str:
     limit = gib(smallest.result.limit_bytes or 0)
     rest = "every candidate is ruled out" if result.stop_reason is StopReason.EXHAUSTED else "others may still fit"
     return (
-        f"at least one config must fit in {limit} a rank, and all {len(ended)} trials ran out of memory, down to "
+        f"at least one config must fit in {limit} a rank, and {_all(len(ended))} ran out of memory, down to "
         f"{smallest.config.name} ({rest}): raise --memory-limit or --budget, lower --seq-len, or use more --ranks"
     )

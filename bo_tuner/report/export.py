@@ -18,9 +18,9 @@ __all__ = ["launch_command", "write_job"]
 
 
 def launch_command(cluster: Cluster) -> str:
-    """The shell command that starts the exported train.py on `cluster`, without its own arguments."""
+    """What starts the exported train.py on `cluster`, for a shell where `job` is its folder; without its own arguments."""
     environment = " ".join(f"{name}={shlex.quote(value)}" for name, value in rank_environment(cluster).items())
-    run = f"-m torch.distributed.run --standalone --nproc-per-node {cluster.n_ranks} train.py"
+    run = f'-m torch.distributed.run --standalone --nproc-per-node {cluster.n_ranks} "$job/train.py"'
     return f'{environment} "${{PYTHON:-python3}}" {run}'
 
 

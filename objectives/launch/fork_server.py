@@ -102,7 +102,13 @@ class ForkServer:
             )
 
     def launch(
-        self, target: str, *, spec: Path, environments: Sequence[Mapping[str, str]], logs: Sequence[Path]
+        self,
+        target: str,
+        *,
+        spec: Path,
+        environments: Sequence[Mapping[str, str]],
+        logs: Sequence[Path],
+        leftovers: Sequence[str] = (),
     ) -> RankGroup:
         """Start one process per environment, in a process group of their own.
 
@@ -111,6 +117,8 @@ class ForkServer:
             spec: File that tells the ranks what to do.
             environments: Variables of each rank.
             logs: Where each rank prints to.
+            leftovers: Patterns of files that killed ranks leave behind. The server removes them when the last rank is gone,
+                also when this process is not there any more.
 
         Raises:
             LaunchError: The server is gone, or there are over 250 ranks.
@@ -129,6 +137,7 @@ class ForkServer:
             "spec": str(spec),
             "environments": [dict(environment) for environment in environments],
             "logs": [str(log) for log in logs],
+            "leftovers": list(leftovers),
         }
         try:
             self._control.send(request, [theirs.fileno() for _, theirs in pairs])

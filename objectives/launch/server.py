@@ -8,6 +8,7 @@ process and the run's private folder. Where importing has touched a GPU it says 
 from __future__ import annotations
 
 import contextlib
+import glob
 import importlib
 import os
 import select
@@ -41,6 +42,8 @@ class _Server:
         """pid -> (trial, rank)."""
         self._leaders: dict[int, int] = {}
         """trial -> process group."""
+        self._leftovers: dict[int, list[str]] = {}
+        """trial -> patterns of files that its ranks may leave behind."""
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def run(self, preload: list[str], prepare: str | None) -> None:
@@ -78,6 +81,7 @@ class _Server:
 
     def _spawn(self, request: Mapping[str, Any], fds: list[int]) -> None:
         trial = int(request["trial"])
+        self._leftovers[trial] = request["leftovers"]
         pids: list[int] = []
         for rank, fd in enumerate(fds):
             start = self._start_fresh if self._is_fresh else self._fork
@@ -150,6 +154,7 @@ class _Server:
             trial, rank = self._children.pop(pid)
             if all(other != trial for other, _ in self._children.values()):
                 end_group(self._leaders.pop(trial))
+                _remove(self._leftovers.pop(trial))
             code = os.waitstatus_to_exitcode(status)
             self._control.send({"event": "exited", "trial": trial, "rank": rank, "code": code})
 
@@ -167,7 +172,15 @@ class _Server:
                 pid, _ = os.waitpid(-1, os.WNOHANG)
                 if pid == 0:
                     time.sleep(0.005)
+        for patterns in self._leftovers.values():
+            _remove(patterns)
         shutil.rmtree(self._run_dir, ignore_errors=True)
+
+
+def _remove(patterns: list[str]) -> None:
+    for pattern in patterns:
+        for path in glob.glob(pattern):
+            Path(path).unlink(missing_ok=True)
 
 
 def _resolve(target: str) -> Callable[..., Any]:

@@ -12,6 +12,7 @@ import hashlib
 import os
 import platform
 import shutil
+import subprocess
 import sys
 import uuid
 from importlib import metadata
@@ -44,28 +45,43 @@ def is_cached() -> bool:
 
 
 def keep(folder: Path) -> None:
-    """Make the ops in a private folder the cache, if there is none yet. A cache that cannot be written is done without."""
+    """Make the ops in a private folder the cache, unless they came from there. A cache that cannot be written is done
+    without."""
     cached = _cache()
-    if cached.exists() or not any(folder.rglob("*.so")):
+    built = _built_at(folder)
+    if not built or built == _built_at(cached):
         return
-    staging = cached.with_name(f"{cached.name}.{uuid.uuid4().hex}")
-    try:
+    staging, old = (cached.with_name(f"{cached.name}.{uuid.uuid4().hex}") for _ in range(2))
+    with contextlib.suppress(OSError):  # full, read-only, or another run was first
         shutil.copytree(folder, staging, ignore=shutil.ignore_patterns("lock"))
-        os.replace(staging, cached)
-    except OSError:
-        pass  # full, read-only, or another run was first
-    finally:
-        with contextlib.suppress(OSError):
-            shutil.rmtree(staging)
+        with contextlib.suppress(FileNotFoundError):
+            cached.rename(old)
+        staging.rename(cached)
+    for leftover in (staging, old):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _built_at(folder: Path) -> dict[str, int]:
+    """When each op was linked; copies keep that time."""
+    return {library.name: library.stat().st_mtime_ns for library in folder.rglob("*.so")}
 
 
 def _cache() -> Path:
-    """The cache folder for this interpreter, these versions and this CPU (ops are compiled for it)."""
+    """The cache folder for this interpreter, these versions and this CPU: whatever makes torch compile afresh."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     parts = [sys.version, platform.machine(), sys.prefix, _cpu_flags()]
-    parts += [metadata.version(name) for name in ("torch", "deepspeed")]
+    parts += [metadata.version(name) for name in ("torch", "deepspeed", "ninja")]
+    parts.append(_compiler())
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
     return base / "bo_tuner" / "extensions" / key
+
+
+def _compiler() -> str:
+    compiler = os.environ.get("CXX", "c++")
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        told = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=10, check=True)
+        return told.stdout
+    return compiler
 
 
 def _cpu_flags() -> str:

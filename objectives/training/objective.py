@@ -108,6 +108,7 @@ class TrainingObjective:
             spec=spec,
             environments=[self._environment(rank, port) for rank in range(n_ranks)],
             logs=logs,
+            leftovers=[_shared_memory(port)],
         )
         watch = _Watch(group, config, limits, on_event, cluster=self._cluster, started=started)
         try:
@@ -115,7 +116,6 @@ class TrainingObjective:
         finally:
             ended = time.monotonic()
             group.kill()
-            _unlink_shared_memory(port)
         now = time.monotonic()
         return watch.result(
             seq_len=self._workload.seq_len, teardown_s=now - ended, wall_s=now - started, log_tail=_tail(logs)
@@ -301,10 +301,9 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _unlink_shared_memory(port: int) -> None:
-    """Remove segments that DeepSpeed leaves in /dev/shm when its ranks are killed; their names end in port and rank."""
-    for segment in Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_{os.getuid()}_*_{port}_*"):
-        segment.unlink(missing_ok=True)
+def _shared_memory(port: int) -> str:
+    """Segments that DeepSpeed leaves in /dev/shm when its ranks are killed; their names end in port and rank."""
+    return f"/dev/shm/deepspeed_allreduce_buffer_{os.getuid()}_*_{port}_*"
 
 
 def _tail(logs: list[Path]) -> str:

@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
 # Trains with the tuned config, as it was measured. Arguments go to train.py:
-#   ./launch.sh --steps 20                       synthetic data
-#   ./launch.sh --data data.py:dataset --save out   your data, see train.py --help
+#   ./launch.sh --steps 20                          synthetic data
+#   ./launch.sh --data data.py:dataset --save out   your data; ./launch.sh --help tells more
+# PYTHON chooses the interpreter.
 set -euo pipefail
-cd "$(dirname "$0")"
+job=$(cd "$(dirname "$0")" && pwd)
+"${PYTHON:-python3}" "$job/train.py" --check "$@"   # wrong arguments end here, in one line
+case " $* " in *" --help "* | *" -h "*) exit ;; esac
 exec env @COMMAND@ "$@"

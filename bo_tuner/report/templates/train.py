@@ -1,4 +1,4 @@
-"""Train the model of model.json with the DeepSpeed config of ds_config.json; launch.sh starts it on every rank.
+"""Train the model of model.json with the DeepSpeed config of ds_config.json; launch.sh starts this on every rank.
 
 Needs torch, transformers and deepspeed, not bo_tuner. job.py beside this file is the code that was measured.
 """
@@ -14,42 +14,52 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import job
-import torch
-
 HERE = Path(__file__).resolve().parent
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description="Train with the tuned config.")
     parser.add_argument("--steps", type=int, default=20, help="optimizer steps (default: 20)")
     parser.add_argument(
         "--data",
-        help="FILE.py:FUNCTION that returns a torch Dataset of dicts of tensors as the model takes them, labels included; "
+        metavar="FILE.py:FUNCTION",
+        help="a function that returns a torch Dataset of dicts of tensors as the model takes them, labels included; "
         "default: synthetic samples",
     )
     parser.add_argument("--workers", type=int, default=0, help="data loading processes per rank (default: 0)")
     parser.add_argument("--save", type=Path, help="folder for a DeepSpeed checkpoint at the end")
-    parser.add_argument("--seed", type=int, default=0)
-    return parser.parse_args()
+    parser.add_argument("--seed", type=int, default=0, help="of the order of samples (default: 0)")
+    parser.add_argument("--check", action="store_true", help="look at the arguments, and end")
+    arguments = parser.parse_args()
+    if arguments.steps < 1:
+        sys.exit(f"--steps must be at least 1; got {arguments.steps}")
+    if arguments.data is not None:
+        file, _, name = arguments.data.partition(":")
+        if not Path(file).is_file():
+            sys.exit(f"--data must be FILE.py:FUNCTION; there is no Python file {file!r}")
+        if f"def {name}(" not in Path(file).read_text(encoding="utf-8"):
+            sys.exit(f"--data must be FILE.py:FUNCTION; {file} has no function {name!r}")
+    return arguments
 
 
 def load_data(given: str | None, facts: dict[str, Any], seed: int) -> Any:
     if given is None:
+        import job
+
         return job.SyntheticData(facts["architecture"], seq_len=facts["seq_len"], seed=seed)
     file, _, name = given.partition(":")
     spec = importlib.util.spec_from_file_location("user_data", file)
-    if spec is None or spec.loader is None or not Path(file).is_file():
-        sys.exit(f"--data must be FILE.py:FUNCTION; there is no Python file {file!r}")
+    assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules["user_data"] = module  # loading processes look their classes up by name
     spec.loader.exec_module(module)
-    if not hasattr(module, name):
-        sys.exit(f"--data must be FILE.py:FUNCTION; {file} has no {name!r}")
     return getattr(module, name)()
 
 
-def main() -> None:
-    arguments = parse_arguments()
+def train(arguments: argparse.Namespace) -> None:
+    import job
+    import torch
+
     facts = json.loads((HERE / "model.json").read_text(encoding="utf-8"))
     ds_config = json.loads((HERE / "ds_config.json").read_text(encoding="utf-8"))
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -77,7 +87,7 @@ def main() -> None:
             rate = ds_config["train_batch_size"] / done.total_s
             print(f"step {step}  loss {loss:.4f}  {rate:.4g} samples/s", file=sys.stderr, flush=True)
     if arguments.save is not None:
-        engine.save_checkpoint(str(arguments.save))
+        engine.save_checkpoint(str(arguments.save.resolve()))
     if rank == 0:
         median_s = statistics.median(times_s[2:] or times_s)
         summary = {
@@ -94,4 +104,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    arguments = parse_arguments()
+    if not arguments.check:
+        train(arguments)

@@ -1,0 +1,141 @@
+"""`Manifest`: it survives JSON, and a study goes on only for what it was started for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bo_tuner.errors import ConfigError, StoreError, StudyMismatchError
+from bo_tuner.space import BatchRule
+from bo_tuner.storage import Manifest
+
+
+def through_json(manifest: Manifest) -> Manifest:
+    return Manifest.from_dict(json.loads(json.dumps(manifest.to_dict())))
+
+
+def test_a_manifest_survives_json(manifest: Manifest) -> None:
+    read = through_json(manifest)
+    assert read == manifest
+    assert read.to_dict() == manifest.to_dict()
+
+
+def test_a_batch_rule_survives_json(manifest: Manifest) -> None:
+    fixed = replace(manifest, space=replace(manifest.space, batch_rule=BatchRule.of(global_batch=64)))
+    assert through_json(fixed).space == fixed.space
+
+
+def test_a_manifest_carries_its_schema_version(manifest: Manifest) -> None:
+    assert manifest.to_dict()["schema_version"] == 1
+
+
+def test_a_study_goes_on_for_the_same(manifest: Manifest) -> None:
+    through_json(manifest).check_same(manifest, study_name="mine")
+    manifest.check_same(through_json(manifest), study_name="mine")
+
+
+Change = Callable[[Manifest], Manifest]
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        pytest.param(
+            lambda old: replace(old, workload=replace(old.workload, seq_len=64)),
+            "seq_len is 32, not 64",
+            id="sequence length",
+        ),
+        pytest.param(
+            lambda old: replace(old, workload=replace(old.workload, precision="bf16")),
+            "precision is fp32, not bf16",
+            id="precision",
+        ),
+        pytest.param(
+            lambda old: replace(old, workload=replace(old.workload, model=replace(old.workload.model, name="other"))),
+            "model name is toy, not other",
+            id="model",
+        ),
+        pytest.param(
+            lambda old: replace(
+                old,
+                workload=replace(
+                    old.workload, model=replace(old.workload.model, architecture={"model_type": "bert", "layers": [1]})
+                ),
+            ),
+            "model architecture layers is [1, 2], not [1]",
+            id="architecture",
+        ),
+        pytest.param(
+            lambda old: replace(old, cluster=replace(old.cluster, n_ranks=4)),
+            "cluster n_ranks is 2, not 4",
+            id="ranks",
+        ),
+        pytest.param(
+            lambda old: replace(old, cluster=replace(old.cluster, device_name="H200")),
+            "cluster device_name is made up, not H200",
+            id="device",
+        ),
+        pytest.param(
+            lambda old: replace(old, cluster=replace(old.cluster, memory_bytes=old.cluster.memory_bytes * 97 // 100)),
+            "cluster memory_bytes is 8589934592, not 8332236554",
+            id="memory",
+        ),
+        pytest.param(
+            lambda old: replace(old, space=replace(old.space, zero_stages=(0, 1))),
+            "space zero_stages is [0, 1, 3], not [0, 1]",
+            id="space",
+        ),
+        pytest.param(
+            lambda old: replace(old, space=replace(old.space, batch_rule=BatchRule.of(global_batch=32))),
+            "space batch_rule kind is free, not fixed",
+            id="batch rule",
+        ),
+    ],
+)
+def test_a_study_for_something_else_is_refused_with_the_difference(
+    change: Change, difference: str, manifest: Manifest
+) -> None:
+    with pytest.raises(StudyMismatchError) as caught:
+        through_json(manifest).check_same(change(manifest), study_name="mine")
+    text = str(caught.value)
+    assert isinstance(caught.value, ConfigError)
+    assert "study 'mine' exists for something else" in text
+    assert difference in text
+    assert "--study NAME" in text
+    assert len(text.splitlines()) == 1
+
+
+def test_of_many_differences_three_are_shown_and_the_name_first(manifest: Manifest) -> None:
+    workload = manifest.workload
+    model = replace(workload.model, name="other", architecture={"model_type": "gpt2", "layers": [], "hidden_size": 2})
+    other = replace(manifest, workload=replace(workload, model=model, seq_len=1, precision="fp16"))
+    with pytest.raises(StudyMismatchError) as caught:
+        manifest.check_same(other, study_name="mine")
+    shown = str(caught.value).partition("(")[2].partition("): ")[0]
+    assert shown.startswith("model name is toy, not other; ")
+    assert shown.endswith("; ...")
+    assert shown.count(" is ") == 3
+
+
+@pytest.mark.parametrize("percent", [99, 101])
+def test_a_little_more_or_less_memory_is_the_same_machine(percent: int, manifest: Manifest) -> None:
+    memory_bytes = manifest.cluster.memory_bytes * percent // 100
+    other = replace(manifest, cluster=replace(manifest.cluster, memory_bytes=memory_bytes))
+    manifest.check_same(other, study_name="mine")
+    other.check_same(manifest, study_name="mine")
+
+
+def test_versions_and_the_seed_may_differ(manifest: Manifest) -> None:
+    manifest.check_same(replace(manifest, versions={"torch": "3.0"}, seed=99), study_name="mine")
+
+
+@pytest.mark.parametrize("version", [2, None, "1"])
+def test_a_manifest_of_another_schema_is_refused(version: Any, manifest: Manifest) -> None:
+    with pytest.raises(StoreError) as caught:
+        Manifest.from_dict({**manifest.to_dict(), "schema_version": version, "field_of_the_future": 1})
+    assert f"schema version {version}, and this bo_tuner reads 1" in str(caught.value)
+    assert "upgrade bo_tuner, or start another study with --study" in str(caught.value)
