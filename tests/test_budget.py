@@ -55,24 +55,24 @@ def test_the_text_of_a_budget_reads_back_as_the_same_budget(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", f"a budget must say how much, {EXAMPLES}; got ''"),
-        (" , ", f"a budget must say how much, {EXAMPLES}; got ' , '"),
-        ("soon", f"a budget must read {EXAMPLES}; got 'soon' in 'soon'"),
-        ("-5m", f"a budget must read {EXAMPLES}; got '-5m' in '-5m'"),
-        ("5m, many trials", f"a budget must read {EXAMPLES}; got 'many trials' in '5m, many trials'"),
-        ("3 parsecs", f"a budget must read {EXAMPLES}; got the unit 'parsecs' in '3 parsecs'"),
-        ("20 trials 1h", f"a budget must read {EXAMPLES}; got the unit 'trials' in '20 trials 1h'"),
-        ("1h 2 gpu-h", f"a budget must read {EXAMPLES}; got the unit 'gpu-h' in '1h 2 gpu-h'"),
-        ("10m, 20m", f"budget '10m, 20m' limits time twice; give each kind once, {EXAMPLES}"),
-        ("5 trials, 6 trials", f"budget '5 trials, 6 trials' limits trials twice; give each kind once, {EXAMPLES}"),
-        ("1 gpu-h, 2 gpuh", f"budget '1 gpu-h, 2 gpuh' limits gpu-h twice; give each kind once, {EXAMPLES}"),
-        ("1.5 trials", "budget '1.5 trials': trials must be a whole number"),
-        ("0 trials", f"a budget must be more than nothing, {EXAMPLES}; got 0 trials"),
-        ("0m", f"a budget must be more than nothing, {EXAMPLES}; got 0s"),
-        ("0 gpu-h", f"a budget must be more than nothing, {EXAMPLES}; got 0 gpu-h"),
-        ("0 trials, 1h", f"a budget must be more than nothing, {EXAMPLES}; got 0 trials, 3600s"),
-        (0, f"a budget must be more than nothing, {EXAMPLES}; got 0 trials"),
-        (-3, f"a budget must be more than nothing, {EXAMPLES}; got -3 trials"),
+        ("", f"--budget must say how much, {EXAMPLES}; got ''"),
+        (" , ", f"--budget must say how much, {EXAMPLES}; got ' , '"),
+        ("soon", f"--budget must read {EXAMPLES}; got 'soon'"),
+        ("-5m", f"--budget must read {EXAMPLES}; got '-5m'"),
+        ("5m, many trials", f"--budget must read {EXAMPLES}; got '5m, many trials'"),
+        ("3 parsecs", f"--budget must read {EXAMPLES}; got the unit 'parsecs' in '3 parsecs'"),
+        ("20 trials 1h", f"--budget must read {EXAMPLES}; got the unit 'trials' in '20 trials 1h'"),
+        ("1h 2 gpu-h", f"--budget must read {EXAMPLES}; got the unit 'gpu-h' in '1h 2 gpu-h'"),
+        ("10m, 20m", "--budget must limit time once; got '10m, 20m'"),
+        ("5 trials, 6 trials", "--budget must limit trials once; got '5 trials, 6 trials'"),
+        ("1 gpu-h, 2 gpuh", "--budget must limit gpu-h once; got '1 gpu-h, 2 gpuh'"),
+        ("1.5 trials", "--budget must be a whole number of trials; got '1.5 trials'"),
+        ("0 trials", f"--budget must be more than nothing, {EXAMPLES}; got 0 trials"),
+        ("0m", f"--budget must be more than nothing, {EXAMPLES}; got 0s"),
+        ("0 gpu-h", f"--budget must be more than nothing, {EXAMPLES}; got 0 gpu-h"),
+        ("0 trials, 1h", f"--budget must be more than nothing, {EXAMPLES}; got 0 trials, 3600s"),
+        (0, f"--budget must be more than nothing, {EXAMPLES}; got 0 trials"),
+        (-3, f"--budget must be more than nothing, {EXAMPLES}; got -3 trials"),
     ],
 )
 def test_a_text_that_is_no_budget_is_refused_with_examples(text: str | int, message: str) -> None:
@@ -82,12 +82,12 @@ def test_a_text_that_is_no_budget_is_refused_with_examples(text: str | int, mess
 
 
 def test_a_digit_that_is_no_number_is_refused_like_any_other_text() -> None:
-    with pytest.raises(ConfigError, match="a budget must read"):
+    with pytest.raises(ConfigError, match="--budget must read"):
         Budget.parse("²")
 
 
 def test_a_budget_without_any_limit_is_refused() -> None:
-    with pytest.raises(ConfigError, match="a budget must be more than nothing"):
+    with pytest.raises(ConfigError, match="--budget must be more than nothing"):
         Budget()
 
 

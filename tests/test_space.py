@@ -235,7 +235,9 @@ def test_the_batch_rule_reads_as_a_sentence() -> None:
 def test_stages_that_do_not_exist_are_refused(stages: tuple[int, ...]) -> None:
     with pytest.raises(ConfigError) as caught:
         SearchSpace(zero_stages=stages)
-    assert str(caught.value) == f"--zero-stages must be some of 0, 1, 2, 3, as in 0,1,2; got {stages}"
+    assert (
+        str(caught.value) == f"--zero-stages must be some of 0, 1, 2, 3, as in 0,1,2; got {','.join(map(str, stages))}"
+    )
 
 
 @pytest.mark.parametrize("bound", ["max_micro_batch", "max_grad_accum"])

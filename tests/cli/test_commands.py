@@ -111,7 +111,7 @@ def test_stderr_has_one_line_per_trial_with_name_result_and_budget_left(
     assert [(int(number), name) for number, name, _, _ in lines] == [
         (trial["number"], trial["name"]) for trial in told["trials"]
     ]
-    assert [left for *_, left in lines] == ["2 trials left", "1 trials left", "0 trials left"]
+    assert [left for *_, left in lines] == ["2 trials left", "1 trial left", "0 trials left"]
     for (_, _, ending, _), trial in zip(lines, told["trials"], strict=True):
         assert re.match(r"[\d.]+/s, \d+ MiB" if trial["outcome"] == "complete" else trial["outcome"], ending)
 

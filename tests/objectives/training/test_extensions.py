@@ -40,13 +40,27 @@ def test_what_one_run_built_the_next_one_finds_without_its_lock(tmp_path: Path) 
     assert not (folder / "op" / "lock").exists()
 
 
-def test_a_run_never_builds_in_the_cache(tmp_path: Path) -> None:
+def test_what_a_run_builds_afresh_replaces_the_cache_whole_and_only_then(tmp_path: Path) -> None:
     extensions.keep(build(tmp_path / "first"))
-    second = build(tmp_path / "second")
-    (second / "op" / "op.so").write_bytes(b"changed")
-    extensions.keep(second)
+    (tmp_path / "second").mkdir()
+    second = extensions.private_copy(tmp_path / "second")
+    (second / "op" / "op.so").write_bytes(b"compiled by a newer compiler")
     (tmp_path / "third").mkdir()
     assert (extensions.private_copy(tmp_path / "third") / "op" / "op.so").read_bytes() == b"compiled"
+    extensions.keep(second)
+    (tmp_path / "fourth").mkdir()
+    kept = extensions.private_copy(tmp_path / "fourth") / "op" / "op.so"
+    assert kept.read_bytes() == b"compiled by a newer compiler"
+    assert len(list((tmp_path / "cache" / "bo_tuner" / "extensions").iterdir())) == 1
+
+
+def test_a_run_that_built_nothing_leaves_the_cache_alone(tmp_path: Path) -> None:
+    extensions.keep(build(tmp_path / "first"))
+    (cached,) = (tmp_path / "cache" / "bo_tuner" / "extensions").iterdir()
+    before = cached.stat().st_ino
+    (tmp_path / "second").mkdir()
+    extensions.keep(extensions.private_copy(tmp_path / "second"))
+    assert cached.stat().st_ino == before
 
 
 def test_a_folder_without_ops_is_not_kept(tmp_path: Path) -> None:
