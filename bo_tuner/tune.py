@@ -245,14 +245,21 @@ def _open_study(store: StudyStore, wanted: Manifest, server: ForkServer) -> Mani
         wanted,
         workload=replace(wanted.workload, n_parameters=facts.n_parameters),
         versions={
-            "bo_tuner": metadata.version("bo_tuner"),
-            "optuna": metadata.version("optuna"),
+            "bo_tuner": _version("bo_tuner"),
+            "optuna": _version("optuna"),
             "host": platform.node(),
             **facts.versions,
         },
     )
     store.create(manifest)
     return manifest
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"  # a checkout that runs as it is
 
 
 def _start(server: ForkServer, cluster: Cluster) -> None:

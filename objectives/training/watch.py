@@ -1,0 +1,175 @@
+"""`TrialWatch`: follows one running trial from outside, until it is measured, has failed, or must be stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from bo_tuner.cluster import Cluster
+from bo_tuner.config import TrainConfig
+from bo_tuner.objectives.base import EventSink, TrialEvent
+from bo_tuner.objectives.launch import RankGroup
+from bo_tuner.objectives.memory import HostProbe, MemoryGuard
+from bo_tuner.objectives.training.failures import RankFailure, kernel_oom_kills, of_exit
+from bo_tuner.objectives.training.stopping import RankStep, StoppingRule
+from bo_tuner.outcome import Measurement, Outcome, TrialLimits, TrialResult
+from bo_tuner.text import gib
+
+__all__ = ["TrialWatch"]
+
+_POLL_S = 0.04
+"""Between two looks at memory: 25 Hz."""
+
+
+class TrialWatch:
+    """One running trial: collects what the ranks say until it is measured, has failed, or must be stopped."""
+
+    def __init__(
+        self,
+        group: RankGroup,
+        config: TrainConfig,
+        limits: TrialLimits,
+        on_event: EventSink,
+        *,
+        cluster: Cluster,
+        started: float,
+    ) -> None:
+        self._group = group
+        self._config = config
+        self._limits = limits
+        self._on_event = on_event
+        self._cluster = cluster
+        self._started = started
+        self._rule = StoppingRule(limits, n_ranks=cluster.n_ranks)
+        self._baselines: dict[int, int] = {}
+        self._guard = MemoryGuard(
+            HostProbe(dict(enumerate(group.pids)), self._baselines), limit_bytes=limits.memory_bytes
+        )
+        self._peaks = dict.fromkeys(range(cluster.n_ranks), 0)
+        self._is_loss_finite = True
+        self._failure: RankFailure | None = None
+        self._failed_at = float("inf")
+        self._oom_kills_before = kernel_oom_kills()
+        self._train_began: float | None = None
+        self._warm_at: float | None = None
+        self._ended = started
+
+    def run(self) -> None:
+        """Watch until the end."""
+        deadline = self._started + self._limits.deadline_s
+        self._tell()
+        while self._failure is None and not self._rule.is_done:
+            for rank, message in self._group.poll(_POLL_S):
+                self._take(rank, message)
+            if self._failure is None:
+                self._check_exits()
+            if self._failure is None and not self._rule.is_done:
+                self._check_memory()
+                if time.monotonic() > deadline:
+                    self._time_out()
+        self._ended = time.monotonic()
+
+    def _take(self, rank: int, message: Mapping[str, Any]) -> None:
+        match message["event"]:
+            case "baseline":
+                self._baselines[rank] = int(message["bytes"])
+            case "phase":
+                if message["phase"] == "train" and self._train_began is None:
+                    self._train_began = time.monotonic()
+            case "step":
+                self._take_step(rank, message)
+            case _:
+                # The rank that fails first is the cause; what its peers meet in their collectives follows from it.
+                if message["at"] < self._failed_at:
+                    self._failed_at = message["at"]
+                    self._failure = RankFailure(
+                        outcome=Outcome(message["outcome"]),
+                        reason=f"rank {rank}: {message['reason']}",
+                        requested_bytes=message["requested_bytes"],
+                    )
+
+    def _take_step(self, rank: int, message: Mapping[str, Any]) -> None:
+        before = self._rule.n_finished
+        self._rule.add(rank, RankStep(total_s=message["total_s"], engine_s=message["engine_s"]))
+        self._is_loss_finite &= bool(message["is_loss_finite"])
+        self._peaks[rank] = max(self._peaks[rank], int(message["peak_bytes"]))
+        if self._peaks[rank] > self._limits.memory_bytes and self._cluster.device == "cpu":
+            self._stop_for_memory(rank, self._peaks[rank])
+        if self._rule.is_warm and self._warm_at is None:
+            self._warm_at = time.monotonic()
+        if self._rule.n_finished > before:
+            self._tell()
+
+    def _check_exits(self) -> None:
+        for rank, code in self._group.exit_codes.items():
+            if self._failure is None:
+                kills = kernel_oom_kills() - self._oom_kills_before
+                self._failure = of_exit(code, rank=rank, n_oom_kills=kills)
+
+    def _check_memory(self) -> None:
+        if self._cluster.device != "cpu":
+            return  # torch's allocator holds the cap in the ranks themselves
+        breach = self._guard.breach()
+        if breach is not None:
+            self._stop_for_memory(breach.rank, breach.used_bytes)
+
+    def _stop_for_memory(self, rank: int, used_bytes: int) -> None:
+        self._failure = RankFailure(
+            outcome=Outcome.GUARDED,
+            reason=f"rank {rank} used {gib(used_bytes)}, over the limit of {gib(self._limits.memory_bytes)}",
+        )
+
+    def _time_out(self) -> None:
+        doing = f"in step {self._rule.n_finished + 1}" if self._train_began else "before its first step"
+        self._failure = RankFailure(
+            outcome=Outcome.TIMEOUT,
+            reason=f"not done after {self._limits.deadline_s:.0f} s, still {doing}; stacks are in the trial's log",
+        )
+        for pid in self._group.pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGUSR1)  # faulthandler writes the stack to the log
+        time.sleep(0.3)
+
+    def _tell(self) -> None:
+        phase = "measure" if self._rule.is_warm else ("warmup" if self._train_began else "start")
+        memory = max([*self._peaks.values(), self._guard.peak_bytes or 0]) or None
+        self._on_event(
+            TrialEvent(phase=phase, step=self._rule.n_finished, n_steps=self._limits.max_steps, memory_bytes=memory)
+        )
+
+    def result(self, *, seq_len: int, teardown_s: float, wall_s: float, log_tail: str) -> TrialResult:
+        """The trial as it ended."""
+        failure = self._failure
+        peak = max([*self._peaks.values(), self._guard.peak_bytes or 0]) or None
+        measurement = None
+        if failure is None:
+            measured = self._rule.measured()
+            measurement = Measurement(
+                global_batch=self._config.global_batch(self._cluster.n_ranks),
+                seq_len=seq_len,
+                step_times_s=tuple(tuple(step.total_s for step in row) for row in measured),
+                engine_times_s=tuple(tuple(step.engine_s for step in row) for row in measured),
+                peak_memory_bytes=tuple(self._peaks[rank] for rank in range(self._cluster.n_ranks)),
+                is_loss_finite=self._is_loss_finite,
+            )
+        began, warm = self._train_began or self._ended, self._warm_at or self._ended
+        return TrialResult(
+            outcome=failure.outcome if failure else Outcome.COMPLETE,
+            reason=failure.reason if failure else ("" if self._is_loss_finite else "the loss was not finite"),
+            measurement=measurement,
+            peak_memory_bytes=peak,
+            requested_bytes=failure.requested_bytes if failure else None,
+            limit_bytes=self._limits.memory_bytes,
+            wall_s=wall_s,
+            phases_s={
+                "start": began - self._started,
+                "warmup": warm - began,
+                "measure": self._ended - warm,
+                "teardown": teardown_s,
+            },
+            log_tail=log_tail if failure else "",
+        )
