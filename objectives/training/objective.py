@@ -49,7 +49,15 @@ def rank_environment(cluster: Cluster) -> dict[str, str]:
     if cluster.device == "cuda":
         # NVML, which the devices were chosen by, counts in this order.
         return {"DS_ACCELERATOR": "cuda", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    return {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": str(cluster.threads_per_rank), "GLOO_SOCKET_IFNAME": "lo"}
+    return {
+        "DS_ACCELERATOR": "cpu",
+        "OMP_NUM_THREADS": str(cluster.threads_per_rank),
+        "GLOO_SOCKET_IFNAME": "lo",
+        # Left alone, glibc raises the size from which it maps memory and so keeps freed tensors of up to 32 MiB in a heap
+        # that fragments: what a rank held came to depend on the order of its requests, not on its micro-batch. Mapped
+        # tensors go back at once, and huge pages make up for the mapping.
+        "GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=1048576:glibc.malloc.hugetlb=1",
+    }
 
 
 class TrainingObjective:

@@ -102,13 +102,21 @@ def wait_for_ranks(process: Popen[bytes], folder: Path, *, after: str = "", busy
         assert process.poll() is None, (folder / "stderr").read_text(encoding="utf-8")
         if after in (folder / "stderr").read_text(encoding="utf-8"):
             servers = psutil.Process(process.pid).children()
-            ranks = [rank for server in servers for rank in server.children()]
+            ranks = [rank for server in servers for rank in children_of(server)]
             # Before the study exists, the server has one child that looks at the model.
             are_busy = len(ranks) == 2 and all(seconds_of(rank) >= busy_s for rank in ranks)
             if are_busy and len(segments(ranks)) == 2:
                 return
         time.sleep(0.02)
     raise AssertionError(f"no ranks: {(folder / 'stderr').read_text(encoding='utf-8')}")
+
+
+def children_of(process: psutil.Process) -> list[psutil.Process]:
+    """Its children; none when it has just ended."""
+    try:
+        return process.children()
+    except psutil.NoSuchProcess:
+        return []
 
 
 def seconds_of(process: psutil.Process) -> float:

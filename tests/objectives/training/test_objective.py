@@ -261,6 +261,21 @@ def test_sharded_building_gives_the_same_weights_as_whole_building(
     assert isinstance(whole_spreads, dict) and isinstance(sharded_spreads, dict)
     assert whole_spreads.keys() == sharded_spreads.keys()
     for name, spread in whole_spreads.items():
-        assert sharded_spreads[name] == pytest.approx(spread, rel=0.15, abs=1e-6), name
+        # The smallest random weight has 256 elements: two draws differ by 6 %; torch's own initial spreads by 150 % and more.
+        assert sharded_spreads[name] == pytest.approx(spread, rel=0.4, abs=1e-6), name
     assert isinstance(whole["n_local"], int) and isinstance(sharded["n_local"], int)
     assert sharded["n_local"] < 0.51 * whole["n_local"]
+
+
+def test_what_a_rank_holds_follows_its_micro_batch_not_its_accumulation(
+    bert_tiny: ModelSpec, facts: ModelFacts, cluster: Cluster, server: ForkServer, tmp_path: Path
+) -> None:
+    """An out-of-memory excludes larger micro-batches whatever their accumulation, so memory must follow the first."""
+    workload = Workload(model=bert_tiny, n_parameters=facts.n_parameters, seq_len=128)
+    peaks = [
+        run(workload, cluster, server, tmp_path, TrainConfig(micro_batch_size=size, grad_accum_steps=accum))
+        for size, accum in ((2, 1), (2, 8), (4, 2))
+    ]
+    once, often, larger = (result.peak_memory_bytes or 0 for result in peaks)
+    assert once <= often < 1.25 * once
+    assert larger > often
