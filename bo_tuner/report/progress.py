@@ -35,7 +35,7 @@ class LineProgress:
         """Rewrite the line."""
         if self._is_terminal:
             width = shutil.get_terminal_size().columns - 1
-            self._stream.write("\r\033[K" + progress_line(snapshot)[:width])
+            self._stream.write("\r\033[K" + progress_line(snapshot, width))
             self._stream.flush()
 
     def ended(self, record: TrialRecord, snapshot: Snapshot) -> None:
@@ -49,18 +49,39 @@ class LineProgress:
         self._stream.flush()
 
 
-def progress_line(snapshot: Snapshot) -> str:
-    """Trial, config, step, memory against the limit, best so far, budget left."""
+def progress_line(snapshot: Snapshot, width: int | None = None) -> str:
+    """Trial, config, step, memory against the limit, best so far, budget left.
+
+    Args:
+        snapshot: Where the study stands.
+        width: Columns there are; words, then the name of the best, are left out where it is too narrow. None for all.
+    """
+    lines = [
+        _line(snapshot, has_words=words, has_name=name) for words, name in ((True, True), (False, True), (False, False))
+    ]
+    if width is None:
+        return lines[0]
+    return next((line for line in lines if len(line) <= width), lines[-1][:width])
+
+
+def _line(snapshot: Snapshot, *, has_words: bool, has_name: bool) -> str:
     running, event = snapshot.running, snapshot.event
     parts: list[str] = []
     if running is not None and event is not None:
         parts.append(f"trial {running.number} {running.config.name}")
-        parts.append(f"step {event.step}/{event.n_steps}" if event.phase != "start" else "starting")
+        step = f"{event.step}/{event.n_steps}"
+        parts.append("starting" if event.phase == "start" else f"step {step}" if has_words else step)
         if event.memory_bytes is not None:
-            parts.append(f"mem {gib(event.memory_bytes)} of {gib(snapshot.memory_limit_bytes)}")
+            used, limit = gib(event.memory_bytes), gib(snapshot.memory_limit_bytes)
+            parts.append(f"mem {used} of {limit}" if has_words else f"{used}/{limit}".replace(" ", ""))
     best = best_of(snapshot.records)
-    parts.append(f"best {rate(best.samples_per_s or 0.0)} ({best.config.name})" if best else "no best yet")
-    parts.append(snapshot.budget.left(snapshot.spent))
+    if best is None:
+        parts.append("no best yet")
+    else:
+        name = f" ({best.config.name})" if has_name else ""
+        parts.append(f"best {rate(best.samples_per_s or 0.0)}{name}")
+    left = snapshot.budget.left(snapshot.spent)
+    parts.append(left if has_words else left.removesuffix(" left"))
     return "  ".join(parts)
 
 

@@ -214,7 +214,12 @@ def test_the_progress_line_never_wraps(records: list[TrialRecord], monkeypatch: 
     stream = Terminal()
     LineProgress(stream).shows(snapshot(records, event=STEP))
     line = stream.getvalue().removeprefix("\r\033[K")
-    assert line == progress_line(snapshot(records, event=STEP))[:39]
+    assert line == "trial 5 z3_gas1_mbs2  3/7  1.00GiB/4.00"
+
+
+def test_at_eighty_columns_the_progress_line_still_has_the_best_and_the_budget(records: list[TrialRecord]) -> None:
+    line = progress_line(snapshot(records, event=STEP), 79)
+    assert line == "trial 5 z3_gas1_mbs2  3/7  1.00GiB/4.00GiB  best 32/s  15 trials, 50m00s"
 
 
 def test_a_trial_that_ends_wipes_the_progress_line_first(records: list[TrialRecord]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import sqlite3
@@ -170,6 +171,7 @@ def test_a_database_of_another_optuna_is_refused_in_one_line(tmp_path: Path) -> 
         database.execute("UPDATE alembic_version SET version_num = 'v0.9.0.a'")
     database.close()
     assert isinstance(refusal(url, tmp_path), StoreError)
+    gc.collect()
 
 
 def test_a_folder_that_cannot_be_made_is_a_store_error(tmp_path: Path) -> None:
