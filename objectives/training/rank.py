@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,7 @@ def run_rank(channel: Channel, rank: int, spec_file: Path) -> None:
         )
 
 
-def _train(channel: Channel, rank: int, spec: Mapping[str, Any], enter: Any) -> None:
+def _train(channel: Channel, rank: int, spec: Mapping[str, Any], enter: Callable[[str], None]) -> None:
     import torch
 
     from bo_tuner.objectives.training import job
