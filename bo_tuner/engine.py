@@ -11,7 +11,7 @@ from bo_tuner.budget import Budget, Spent
 from bo_tuner.config import TrainConfig
 from bo_tuner.objectives import EventSink, Objective, TrialEvent
 from bo_tuner.open_candidates import OpenCandidates
-from bo_tuner.outcome import Outcome, TrialLimits, TrialResult
+from bo_tuner.outcome import TrialLimits, TrialResult
 from bo_tuner.samplers import CandidateSampler, SpaceExhausted
 from bo_tuner.space import lightest
 from bo_tuner.storage import StudyStore
@@ -31,7 +31,7 @@ class StopReason(enum.StrEnum):
 
     BUDGET = "the budget is used up"
     EXHAUSTED = "every candidate has run or is ruled out"
-    BROKEN = "three trials in a row failed for another reason than memory, and none completed"
+    BROKEN = "three trials in a row failed or hung, and none completed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,4 +179,4 @@ class Engine:
 
 def _is_broken(records: Sequence[TrialRecord]) -> bool:
     last: list[TrialResult] = [record.result for record in records if record.result][-_MOST_FAILURES_IN_A_ROW:]
-    return len(last) == _MOST_FAILURES_IN_A_ROW and all(result.outcome is Outcome.FAILED for result in last)
+    return len(last) == _MOST_FAILURES_IN_A_ROW and not any(result.outcome.teaches for result in last)

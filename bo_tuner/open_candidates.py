@@ -30,14 +30,20 @@ def memory_proofs(records: Iterable[TrialRecord], *, limit_bytes: int) -> dict[T
     proofs: dict[TrainConfig, MemoryProof] = {}
     for record in records:
         result = record.result
-        if result is None or not result.outcome.is_memory:
-            continue
-        if result.outcome is not Outcome.OOM and (result.limit_bytes or 0) < limit_bytes:
+        if result is None or not result.outcome.is_memory or not _holds(record, limit_bytes):
             continue
         known = proofs.get(record.config.layout)
         if known is None or record.config.micro_batch_size < known.micro_batch_size:
             proofs[record.config.layout] = MemoryProof(record.number, record.config.micro_batch_size)
     return proofs
+
+
+def _holds(record: TrialRecord, limit_bytes: int) -> bool:
+    """What our own limit or the kernel ended says nothing under a higher limit."""
+    result = record.result
+    if result is None or result.outcome not in (Outcome.GUARDED, Outcome.HOST_OOM):
+        return True
+    return (result.limit_bytes or 0) >= limit_bytes
 
 
 class OpenCandidates:
@@ -78,7 +84,7 @@ class OpenCandidates:
 
     def open(self, records: Sequence[TrialRecord]) -> list[TrainConfig]:
         """Those that may still run."""
-        tried = {record.config for record in records}
+        tried = {record.config for record in records if _holds(record, self._limit_bytes)}
         proofs = memory_proofs(records, limit_bytes=self._limit_bytes)
         is_measurable = self._measurable(records)
 
@@ -89,17 +95,6 @@ class OpenCandidates:
 
         listed = [config for config in self._candidates if is_open(config)]
         return listed + [config for config in self._edge(records, proofs) if is_open(config)]
-
-    def n_excluded(self, records: Sequence[TrialRecord]) -> int:
-        """Candidates never run because a trial proved that they do not fit."""
-        tried = {record.config for record in records}
-        proofs = memory_proofs(records, limit_bytes=self._limit_bytes)
-        return sum(
-            config not in tried
-            and (proof := proofs.get(config.layout)) is not None
-            and config.micro_batch_size >= proof.micro_batch_size
-            for config in self._candidates
-        )
 
     def _measurable(self, records: Sequence[TrialRecord]) -> Callable[[TrainConfig], bool]:
         best = best_of(records)

@@ -26,7 +26,7 @@ class Outcome(enum.StrEnum):
     HOST_OOM = "host_oom"
     """The kernel killed a rank for memory."""
     TIMEOUT = "timeout"
-    """A rank passed its deadline in silence."""
+    """It was not done at its deadline."""
     REJECTED = "rejected"
     """The framework refuses the config."""
     FAILED = "failed"
@@ -72,7 +72,7 @@ class Measurement:
     engine_times_s: tuple[tuple[float, ...], ...]
     """Forward + backward + step alone, as DeepSpeed's tuner counts; same shape."""
     peak_memory_bytes: tuple[int, ...]
-    """Peak of each rank over the whole trial: on a GPU what torch's allocator reserved, on a CPU resident memory above
+    """Peak of each rank over the whole trial: on a GPU what torch's allocator reserved, on a CPU anonymous memory above
     that of the process it was forked from."""
     is_loss_finite: bool = True
     """False when a step gave a loss of NaN or infinity."""

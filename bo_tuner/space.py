@@ -144,7 +144,8 @@ class SearchSpace:
             if rule.global_batch % data_parallel:
                 return []
             per_rank = rule.global_batch // data_parallel
-            return [(size, per_rank // size) for size in _divisors(per_rank) if size <= self.max_micro_batch]
+            sizes = range(1, min(per_rank, self.max_micro_batch) + 1)
+            return [(size, per_rank // size) for size in sizes if per_rank % size == 0]
         accums = [2**power for power in range(self.max_grad_accum.bit_length()) if 2**power <= self.max_grad_accum]
         pairs = itertools.product(micro_batch_ladder(self.max_micro_batch), accums)
         if rule.kind == "free":
@@ -225,8 +226,3 @@ def distributions(candidates: Iterable[TrainConfig]) -> dict[str, BaseDistributi
         else:
             found[name] = CategoricalDistribution(sorted(values, key=str))
     return found
-
-
-def _divisors(number: int) -> list[int]:
-    small = [size for size in range(1, int(number**0.5) + 1) if number % size == 0]
-    return sorted({*small, *(number // size for size in small)})

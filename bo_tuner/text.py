@@ -14,7 +14,9 @@ def count(number: int, noun: str) -> str:
 
 
 def gib(n_bytes: int) -> str:
-    """Bytes as "1.25 GiB", or "310 MiB" below one GiB."""
+    """Bytes as "1.25 GiB", or "310 MiB" below one GiB, "12 KiB" below one MiB."""
+    if n_bytes < 2**20:
+        return f"{n_bytes / 2**10:.0f} KiB"
     return f"{n_bytes / 2**30:.2f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:.0f} MiB"
 
 

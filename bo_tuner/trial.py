@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -95,6 +95,12 @@ def ranked(records: Iterable[TrialRecord]) -> list[TrialRecord]:
             record.number,
         ),
     )
+
+
+def last_limit_bytes(records: Sequence[TrialRecord]) -> int | None:
+    """Memory limit per rank of the newest trial; None before the first has ended."""
+    limits = [record.result.limit_bytes for record in records if record.result and record.result.limit_bytes]
+    return limits[-1] if limits else None
 
 
 def best_of(records: Iterable[TrialRecord]) -> TrialRecord | None:

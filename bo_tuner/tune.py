@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -14,7 +15,7 @@ from bo_tuner.budget import Budget, Spent
 from bo_tuner.cluster import Cluster, MemoryLimit
 from bo_tuner.config import TrainConfig
 from bo_tuner.engine import Engine, Progress, StopReason
-from bo_tuner.errors import StoreError
+from bo_tuner.errors import ConfigError, StoreError
 from bo_tuner.objectives.launch import ForkServer
 from bo_tuner.objectives.training import (
     DeepSpeedBackEnd,
@@ -148,7 +149,7 @@ def tune(
         zero_stages: ZeRO stages to try.
         sampler: `tpe`, `random` or `grid`.
         seed: Of the sampler and the synthetic data.
-        progress: Is told how it goes; None writes lines to stderr.
+        progress: Is told how it goes; None writes lines to stderr, `bo_tuner.report.SilentProgress()` none.
 
     Returns:
         The study: its best trial, all trials, the Optuna study.
@@ -160,11 +161,14 @@ def tune(
         LaunchError: Training processes cannot be started.
         KeyboardInterrupt: As usual; all ranks are gone by then, and the same call resumes.
     """
+    started = time.monotonic()
     budget = Budget.parse(budget)
     spec = ModelSpec.resolve(model)
     check_choice("--optimizer", optimizer, get_args(Optimizer))
     check_choice("--precision", precision, ("auto", *get_args(Precision)))
     check_sampler_name(sampler)
+    if not 0 <= seed < 2**32:
+        raise ConfigError(f"--seed must be from 0 to {2**32 - 1}; got {seed}")
     length = seq_len if seq_len is not None else spec.usual_seq_len
     check_seq_len(spec, length)
     cluster = Cluster.detect(device=device, n_ranks=ranks)
@@ -195,7 +199,7 @@ def tune(
                 longest_step_s=_LONGEST_STEP_S,
             )
             _introduce(store, manifest, budget, memory_bytes, len(configs))
-            with store.drive(n_ranks=cluster.n_ranks):
+            with store.drive(n_ranks=cluster.n_ranks, budget=str(budget), since=started):
                 engine = Engine(
                     store=store,
                     sampler=make_sampler(sampler, candidates, seed=seed),
@@ -251,8 +255,7 @@ def _open_study(store: StudyStore, wanted: Manifest, server: ForkServer) -> Mani
             **facts.versions,
         },
     )
-    store.create(manifest)
-    return manifest
+    return store.create(manifest)
 
 
 def _version(package: str) -> str:

@@ -16,11 +16,10 @@ from bo_tuner.text import did_you_mean
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-__all__ = ["ModelLike", "ModelSpec", "Optimizer", "Precision", "Workload", "preset_names"]
+__all__ = ["ModelSpec", "Optimizer", "Precision", "Workload", "preset_names"]
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Optimizer = Literal["adam", "adamw"]
-ModelLike = "str | Path | PretrainedConfig | ModelSpec"
 
 _LENGTH_FIELDS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
 _LONGEST_USUAL = 2048
@@ -98,7 +97,8 @@ class ModelSpec:
             value = self.architecture.get(field)
             if isinstance(value, int) and value > 0:
                 if self.architecture.get("model_type") in _COUNT_FROM_PADDING:
-                    value -= int(self.architecture.get("pad_token_id", 1)) + 1
+                    padding = self.architecture.get("pad_token_id", 1)
+                    value -= (padding if isinstance(padding, int) else 1) + 1
                 return value
         return None
 

@@ -56,9 +56,9 @@ class Location:
                 f"got {_masked(self._url)!r}: {_masked(_first_line(error))}"
             ) from error
         if parsed.get_backend_name() == "sqlite":
-            if parsed.database in (None, "", ":memory:"):
+            if parsed.database in (None, "", ":memory:") or "uri" in parsed.query:
                 raise ConfigError(
-                    f'--storage must be a database that outlives this process, as in "sqlite:///studies.db"; got {url!r}'
+                    f'--storage must be a plain file that outlives this process, as in "sqlite:///studies.db"; got {url!r}'
                 )
             self._file = Path(str(parsed.database)).resolve()
         self.shown_url = parsed.render_as_string(hide_password=True)

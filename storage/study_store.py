@@ -82,8 +82,16 @@ class StudyStore:
             return None
         return Manifest.from_dict(data)
 
-    def create(self, manifest: Manifest) -> None:
-        """Write a new study; a study without a manifest is completed."""
+    def create(self, manifest: Manifest) -> Manifest:
+        """Write a new study; a study without a manifest is completed.
+
+        Returns:
+            The manifest that holds: that of another process, if one was faster.
+
+        Raises:
+            StudyMismatchError: Another process was faster, with something else.
+            StoreError: The study is not one of ours.
+        """
         import optuna
 
         storage = self.location.open()
@@ -93,7 +101,13 @@ class StudyStore:
             )
             if self._study.directions != [optuna.study.StudyDirection.MAXIMIZE]:
                 raise self._foreign()
-            storage.set_study_user_attr(self._id, _MANIFEST_KEY, manifest.to_dict())
+            stored = storage.get_study_user_attrs(self.id).get(_MANIFEST_KEY)
+            if stored is None:
+                storage.set_study_user_attr(self.id, _MANIFEST_KEY, manifest.to_dict())
+                return manifest
+        first = Manifest.from_dict(stored)
+        first.check_same(manifest, study_name=self.name)
+        return first
 
     @property
     def study(self) -> optuna.Study:
@@ -137,7 +151,7 @@ class StudyStore:
             user_attrs={"name": config.name},
         )
         with self._answers():
-            trial_id = storage.create_new_trial(self._id, template_trial=template)
+            trial_id = storage.create_new_trial(self.id, template_trial=template)
             return TrialRecord.from_optuna(storage.get_trial(trial_id))
 
     def add_attempt(self, record: TrialRecord, result: TrialResult) -> TrialRecord:
@@ -154,9 +168,9 @@ class StudyStore:
 
     def finish(self, record: TrialRecord, result: TrialResult) -> None:
         """Write the result, then tell Optuna."""
-        trial_id = self._trial_id(record)
         storage = self.location.open()
         with self._answers():
+            trial_id = self._trial_id(record)
             storage.set_trial_user_attr(trial_id, RESULT_KEY, result.to_dict())
             self._tell(record.number, trial_id, result)
         self._save_spent()
@@ -197,16 +211,18 @@ class StudyStore:
             self.study.tell(number, state=optuna.trial.TrialState.FAIL)
 
     def _trial_id(self, record: TrialRecord) -> int:
-        return self.location.open().get_trial_id_from_study_id_trial_number(self._id, record.number)
+        return self.location.open().get_trial_id_from_study_id_trial_number(self.id, record.number)
 
     # -- driving ---------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def drive(self, *, n_ranks: int) -> Iterator[None]:
+    def drive(self, *, n_ranks: int, budget: str = "", since: float | None = None) -> Iterator[None]:
         """Hold the lease, and count the time as spent.
 
         Args:
             n_ranks: Devices that are held meanwhile.
+            budget: For people who look while it runs.
+            since: Time counts from here (of `time.monotonic`); None for now.
 
         Raises:
             StudyBusyError: Another process drives the study.
@@ -222,8 +238,9 @@ class StudyStore:
         self._lease = lease
         try:
             self._spent_before = self.spent()
-            self._driving_since = time.monotonic()
+            self._driving_since = time.monotonic() if since is None else since
             self._n_ranks = n_ranks
+            self.note_stop(budget, "")
             yield
         finally:
             with contextlib.suppress(StoreError):
@@ -248,7 +265,8 @@ class StudyStore:
         Args:
             records: The trials, where they are at hand; None reads them.
         """
-        n_trials = sum(record.result is not None for record in (self.records() if records is None else records))
+        ended = (record for record in (self.records() if records is None else records) if record.result is not None)
+        n_trials = len({record.config for record in ended})
         if self._driving_since:
             seconds = time.monotonic() - self._driving_since
             return Spent(
@@ -275,11 +293,11 @@ class StudyStore:
     # -- for people ------------------------------------------------------------------------------------------------
 
     def note_stop(self, budget: str, reason: str) -> None:
-        """Keep the budget and why the study last stopped."""
+        """Keep the budget, and why the study stopped; no reason while it runs, and after it was killed."""
         self._set_attr(_STOP_KEY, {"budget": budget, "reason": reason})
 
     def last_stop(self) -> dict[str, str]:
-        """`budget` and `reason` of the last run; empty before the first."""
+        """`budget` and `reason` of the last run; nothing before the first."""
         return dict(self._user_attrs().get(_STOP_KEY) or {})
 
     def write_note(self) -> None:
@@ -295,16 +313,19 @@ class StudyStore:
         return StoreError(f"study {self.name!r} was not made by bo_tuner; choose another name with --study")
 
     @property
-    def _id(self) -> int:
-        return self.location.open().get_study_id_from_name(self.name)
+    def id(self) -> int:
+        """As Optuna and its dashboard number the study."""
+        storage = self.location.open()
+        with self._answers():
+            return storage.get_study_id_from_name(self.name)
 
     def _user_attrs(self) -> dict[str, Any]:
         with self._answers():
-            return self.location.open().get_study_user_attrs(self._id)
+            return self.location.open().get_study_user_attrs(self.id)
 
     def _set_attr(self, key: str, value: Any) -> None:
         with self._answers():
-            self.location.open().set_study_user_attr(self._id, key, value)
+            self.location.open().set_study_user_attr(self.id, key, value)
 
     def _answers(self) -> contextlib.AbstractContextManager[None]:
         return storage_answers(self.location.shown_url)

@@ -87,11 +87,14 @@ def _check_file(file: Path, path: Path, level: dict[str, int]) -> int:
     own = path.parts[0].removesuffix(".py")
     if own in ("__init__", "__main__"):
         return 0
-    imported = [
-        node.module.split(".")[1]
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("bo_tuner.")
-    ]
+    imported: list[str] = []
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            imported += [alias.name.split(".")[1] for alias in node.names if alias.name.startswith("bo_tuner.")]
+        elif isinstance(node, ast.ImportFrom) and node.module == "bo_tuner":
+            imported += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("bo_tuner."):
+            imported.append((node.module or "").split(".")[1])
     for name in imported:
         assert level[name] <= level[own], f"{file} imports bo_tuner.{name}, which stands above it"
         # Samplers, objectives and storage know nothing of each other.

@@ -8,7 +8,7 @@ from bo_tuner.cluster import Cluster
 from bo_tuner.config import TrainConfig
 from bo_tuner.open_candidates import OpenCandidates, memory_proofs
 from bo_tuner.outcome import Measurement, Outcome, TrialResult
-from bo_tuner.space import BatchRule, SearchSpace, lightest, micro_batch_ladder
+from bo_tuner.space import BatchRule, SearchSpace, lightest
 from bo_tuner.trial import TrialRecord
 
 N_RANKS = 2
@@ -127,7 +127,7 @@ def test_what_our_limit_or_the_kernel_ended_holds_only_up_to_that_limit(outcome:
     records = [ended(config(0, 32), outcome)]
     for limit_bytes in (LIMIT_BYTES // 2, LIMIT_BYTES):
         assert len(gone(opened(limit_bytes=limit_bytes), records)) > 3
-    assert gone(opened(limit_bytes=LIMIT_BYTES + 1), records) == {config(0, 32)}
+    assert gone(opened(limit_bytes=LIMIT_BYTES + 1), records) == set(), "it may run again"
 
 
 def test_a_raised_limit_leaves_the_proofs_that_still_hold() -> None:
@@ -138,14 +138,6 @@ def test_a_raised_limit_leaves_the_proofs_that_still_hold() -> None:
     ]
     proofs = memory_proofs(records, limit_bytes=2 * LIMIT_BYTES)
     assert {layout.zero_stage: proof.micro_batch_size for layout, proof in proofs.items()} == {0: 64, 1: 16}
-
-
-def test_candidates_that_a_trial_ruled_out_are_counted_without_those_that_ran() -> None:
-    candidates = opened()
-    records = [ran(config(0, 93)), ended(config(0, 88), Outcome.OOM)]
-    sizes = [size for size in micro_batch_ladder(100) if size >= 88]
-    assert candidates.n_excluded(records) == len(sizes) * 3 - 2
-    assert candidates.n_excluded([]) == 0
 
 
 # -- too slow to measure -------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 mkdir "$work/source" "$work/elsewhere"
-git archive HEAD | tar -x -C "$work/source"
+git ls-files -z --cached --others --exclude-standard | tar --null --files-from=- -c | tar -x -C "$work/source"
 "$BIN/python" -m build --outdir "$work/dist" "$work/source" > "$work/build.log" || { cat "$work/build.log"; exit 1; }
 "$BIN/python" -m venv "$work/venv"
 "$work/venv/bin/python" -m pip install --quiet --constraint constraints.txt "$work"/dist/*.whl
@@ -21,5 +21,5 @@ esac
 "$work/venv/bin/bo-tuner" tune bert-tiny --device cpu --ranks 2 --seq-len 16 --max-global-batch 4 --budget "1 trials" --out exported
 "$work/venv/bin/bo-tuner" show bert-tiny_seq16_fp32_2cpu --json > shown.json
 test -s shown.json
-test -x exported/launch.sh
+exported/launch.sh --steps 3 | tail -1
 echo "wheel check passed"

@@ -41,7 +41,7 @@ def dashboard(
     if study is not None:
         store = StudyStore.existing(location, study)
         store.write_note()
-        path = f"/dashboard/studies/{location.open().get_study_id_from_name(study)}"
+        path = f"/dashboard/studies/{store.id}"
     elif not location.holds_anything:
         raise StoreError(f"no studies in {location.shown_url}; bo-tuner tune MODEL starts one")
     import optuna_dashboard

@@ -16,7 +16,7 @@ from bo_tuner.report import study_to_dict, summary_text, trials_table, write_job
 from bo_tuner.storage import Location, Manifest, StudyStore
 from bo_tuner.storage.study_store import study_names
 from bo_tuner.text import count, rate
-from bo_tuner.trial import TrialRecord, best_of, ranked
+from bo_tuner.trial import TrialRecord, best_of, last_limit_bytes, ranked
 
 __all__ = ["export", "list_studies", "show", "show_study"]
 
@@ -26,13 +26,12 @@ def show(study: StudyName, storage: Storage = None, as_json: AsJson = False, deb
     store, manifest = _open(study, storage)
     records = store.records()
     if as_json:
-        budget = store.last_stop().get("budget")
+        budget = store.last_stop().get("budget") or None
         print_json(study_to_dict(study, records, budget=budget, spent=store.spent()))
         return
-    limits = [record.result.limit_bytes for record in records if record.result and record.result.limit_bytes]
-    print(show_study(study, records, manifest, limit_bytes=limits[-1] if limits else None))
+    print(show_study(study, records, manifest))
     spent, stop = store.spent(), store.last_stop()
-    ended = f"; stopped: {stop['reason']} ({stop['budget']})" if stop else ""
+    ended = f"; stopped: {stop['reason']} ({stop['budget']})" if stop.get("reason") else ""
     print(f"spent {count(spent.trials, 'trial')}, {spent.seconds:.0f} s{ended}")
 
 
@@ -99,11 +98,11 @@ def list_studies(storage: Storage = None, as_json: AsJson = False, debug: Debug 
             print(f"{row['study']:<{width}}  {count(int(row['trials'] or 0), 'trial'):>9}  {found}")
 
 
-def show_study(name: str, records: Sequence[TrialRecord], manifest: Manifest, *, limit_bytes: int | None) -> str:
+def show_study(name: str, records: Sequence[TrialRecord], manifest: Manifest) -> str:
     """A study in text."""
     candidates = manifest.space.candidates(manifest.cluster, DeepSpeedBackEnd())
     summary = summary_text(
-        records, n_candidates=len(candidates), limit_bytes=limit_bytes, stages=manifest.space.zero_stages
+        records, n_candidates=len(candidates), limit_bytes=last_limit_bytes(records), stages=manifest.space.zero_stages
     )
     return f"{name}\n\n{trials_table(records, n_ranks=manifest.cluster.n_ranks)}\n\n{summary}"
 

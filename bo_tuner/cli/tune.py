@@ -15,6 +15,7 @@ from bo_tuner.cli.studies import show_study
 from bo_tuner.engine import StopReason
 from bo_tuner.errors import ConfigError, NothingFitsError
 from bo_tuner.text import gib
+from bo_tuner.trial import last_limit_bytes
 from bo_tuner.tune import TuneResult
 from bo_tuner.tune import tune as run_tune
 
@@ -61,8 +62,10 @@ def tune(
     debug: Debug = False,
 ) -> None:
     """Tune a model: start a study, or go on."""
-    if out is not None and (out.is_file() or (out.is_dir() and not os.access(out, os.W_OK))):
-        raise ConfigError(f"--out must be a folder that can be written; got {out}")
+    if out is not None:
+        nearest = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
+        if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+            raise ConfigError(f"--out must be a folder that can be written; got {out}")
     if study is not None and not study.strip():
         raise ConfigError(f"--study must be a name; got {study!r}")
     try:
@@ -90,7 +93,7 @@ def tune(
     if as_json:
         print_json(result.to_dict())
     else:
-        print(show_study(result.study_name, result.trials, result.manifest, limit_bytes=_limit(result)))
+        print(show_study(result.study_name, result.trials, result.manifest))
     print(f"stopped: {result.stop_reason.value}", file=sys.stderr)
     if result.best is None:
         raise NothingFitsError(_why_nothing(result))
@@ -112,11 +115,6 @@ def _all(n_trials: int) -> str:
     return "the only trial" if n_trials == 1 else f"all {n_trials} trials"
 
 
-def _limit(result: TuneResult) -> int | None:
-    limits = [record.result.limit_bytes for record in result.trials if record.result and record.result.limit_bytes]
-    return limits[-1] if limits else None
-
-
 def _why_nothing(result: TuneResult) -> str:
     ended = [record for record in result.trials if record.result is not None]
     if not ended:
@@ -131,7 +129,7 @@ def _why_nothing(result: TuneResult) -> str:
         )
     smallest = min(by_memory, key=lambda record: (record.config.micro_batch_size, -record.config.zero_stage))
     assert smallest.result is not None
-    limit = gib(smallest.result.limit_bytes or 0)
+    limit = gib(last_limit_bytes(ended) or 0)
     rest = "every candidate is ruled out" if result.stop_reason is StopReason.EXHAUSTED else "others may still fit"
     return (
         f"at least one config must fit in {limit} a rank, and {_all(len(ended))} ran out of memory, down to "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from importlib import resources
 from pathlib import Path
 
@@ -18,10 +19,10 @@ __all__ = ["launch_command", "write_job"]
 
 
 def launch_command(cluster: Cluster) -> str:
-    """What starts the exported train.py on `cluster`, for a shell where `job` is its folder; without its own arguments."""
+    """What starts the exported train.py on `cluster`, for a shell where `job` is its folder and `PYTHON` the interpreter; without its own arguments."""
     environment = " ".join(f"{name}={shlex.quote(value)}" for name, value in rank_environment(cluster).items())
     run = f'-m torch.distributed.run --standalone --nproc-per-node {cluster.n_ranks} "$job/train.py"'
-    return f'{environment} "${{PYTHON:-python3}}" {run}'
+    return f'{environment} "$PYTHON" {run}'
 
 
 def write_job(folder: Path, record: TrialRecord, workload: Workload, cluster: Cluster) -> list[Path]:
@@ -37,6 +38,7 @@ def write_job(folder: Path, record: TrialRecord, workload: Workload, cluster: Cl
     templates = resources.files("bo_tuner.report.templates")
     job = resources.files("bo_tuner.objectives.training").joinpath("job.py").read_text(encoding="utf-8")
     launch = templates.joinpath("launch.sh").read_text(encoding="utf-8").replace("@COMMAND@", launch_command(cluster))
+    launch = launch.replace("@PYTHON@", shlex.quote(sys.executable))
     facts = {
         "architecture": dict(workload.model.architecture),
         "seq_len": workload.seq_len,

@@ -73,7 +73,8 @@ def summary_text(
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     endings = Counter(record.result.outcome.value for record in records if record.result)
     counted = ", ".join(f"{count} {outcome}" for outcome, count in endings.most_common())
-    lines.append(f"\n{len(records)} of {n_candidates} candidates ran: {counted or 'none finished'}")
+    n_configs = len({record.config for record in records if record.result})
+    lines.append(f"\n{n_configs} of {n_candidates} candidates ran: {counted or 'none finished'}")
     if limit_bytes is not None:
         for layout, proof in memory_proofs(records, limit_bytes=limit_bytes).items():
             lines.append(

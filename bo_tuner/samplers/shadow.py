@@ -52,7 +52,9 @@ class ShadowSampler(CandidateSampler):
 
         verbosity = optuna.logging.get_verbosity()
         optuna.logging.set_verbosity(optuna.logging.WARNING)  # the shadow is nobody's news
-        shadow = optuna.create_study(direction="maximize", sampler=self._make(self._seed * 1_000_003 + len(records)))
+        shadow = optuna.create_study(
+            direction="maximize", sampler=self._make((self._seed * 1_000_003 + len(records)) % 2**32)
+        )
         optuna.logging.set_verbosity(verbosity)
         shadow.add_trials(self.shadow_trials(records))
         with warnings.catch_warnings():

@@ -16,8 +16,6 @@ class MemoryGuard:
             raise ConfigError(f"limit_bytes must be positive, got {limit_bytes}")
         self._probe = probe
         self._limit_bytes = limit_bytes
-        self.last: MemoryReading | None = None
-        """The newest reading."""
         self.peak_bytes: int | None = None
         """Highest reading so far; short peaks between two readings are not in it."""
 
@@ -26,6 +24,5 @@ class MemoryGuard:
         reading = self._probe()
         if reading is None:
             return None
-        self.last = reading
         self.peak_bytes = max(self.peak_bytes or 0, reading.used_bytes)
         return reading if reading.used_bytes > self._limit_bytes else None

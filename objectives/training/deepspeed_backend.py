@@ -40,7 +40,8 @@ def deepspeed_config(config: TrainConfig, workload: Workload, *, n_ranks: int) -
         workload: What is trained.
         n_ranks: World size.
     """
-    bucket = min(_DEFAULT_BUCKET, max(workload.n_parameters, _LEAST_BUCKET))
+    even = workload.n_parameters + workload.n_parameters % 2  # ZeRO 1 and 2 refuse an odd bucket
+    bucket = min(_DEFAULT_BUCKET, max(even, _LEAST_BUCKET))
     zero: dict[str, Any] = {"stage": config.zero_stage}
     if config.zero_stage in (1, 2):
         zero |= {"reduce_bucket_size": bucket, "allgather_bucket_size": bucket}

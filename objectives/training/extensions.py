@@ -8,6 +8,7 @@ per user when there is one for these versions, and becomes the cache when there 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import platform
@@ -26,7 +27,10 @@ def private_copy(run_dir: Path) -> Path:
     folder = run_dir / "extensions"
     cached = _cache()
     if cached.is_dir():
-        shutil.copytree(cached, folder)
+        try:
+            shutil.copytree(cached, folder)
+        except shutil.Error as error:
+            raise OSError(errno.ENOSPC, "cannot be copied, is there room?", str(folder)) from error
         remove_locks(folder)
     else:
         folder.mkdir(mode=0o700)

@@ -26,7 +26,6 @@ class ModelFacts:
 
     n_parameters: int
     """Tied ones once."""
-    class_name: str
     is_fp16_supported: bool
     """By DeepSpeed on this device."""
     is_bf16_supported: bool
@@ -106,7 +105,6 @@ def _facts(architecture: Mapping[str, Any]) -> dict[str, Any]:
         versions["cuda"] = torch.version.cuda
     return {
         "n_parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "class_name": type(model).__name__,
         "is_fp16_supported": bool(get_accelerator().is_fp16_supported()),
         "is_bf16_supported": bool(get_accelerator().is_bf16_supported()),
         "versions": versions,

@@ -36,7 +36,7 @@ def of_exception(error: BaseException, *, phase: str, cap_bytes: int | None = No
 
     Args:
         error: The exception itself.
-        phase: `model`, `initialize` or `train`: what the rank was doing. What DeepSpeed refuses while it is initialised
+        phase: `model`, `initialize`, `data` or `train`: what the rank was doing. What DeepSpeed refuses while it is initialised
             says that the config is illegal for it.
         cap_bytes: Our cap on the CUDA allocator, where one is set; a refusal that it explains is GUARDED.
     """

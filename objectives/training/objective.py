@@ -40,7 +40,11 @@ def training_server(cluster: Cluster) -> ForkServer:
         "TRANSFORMERS_OFFLINE": "1",
     }
     server = ForkServer(preload=PRELOAD, prepare="bo_tuner.objectives.training.rank:prepare", environment=environment)
-    server.environment["TORCH_EXTENSIONS_DIR"] = str(extensions.private_copy(server.run_dir))
+    try:
+        server.environment["TORCH_EXTENSIONS_DIR"] = str(extensions.private_copy(server.run_dir))
+    except BaseException:
+        server.close()
+        raise
     return server
 
 

@@ -98,6 +98,7 @@ def _train(channel: Channel, rank: int, spec: Mapping[str, Any], enter: Callable
     model = job.place_model(spec["architecture"], ds_config, device=device)
     enter("initialize")
     engine = job.build_engine(model, ds_config)
+    enter("data")
     data = job.SyntheticData(spec["architecture"], seq_len=spec["seq_len"], seed=spec["seed"])
     micro_batches = job.batches(
         data, micro_batch_size=ds_config["train_micro_batch_size_per_gpu"], rank=rank, seed=spec["seed"]

@@ -41,6 +41,12 @@ USED_WRONGLY = {
         [*CPU, "--memory-limit", "90000GiB"],
         ["--memory-limit", "at most", "lower it"],
     ),
+    "seed that is none": ([*CPU, "--seed", "-1"], ["--seed", "from 0 to 4294967295", "got -1"]),
+    "storage that is no plain file": (
+        [*CPU, "--storage", "sqlite:///file:x.db?uri=true"],
+        ["--storage", "plain file", "uri=true"],
+    ),
+    "export below a file": ([*CPU, "--out", "/etc/hostname/x"], ["--out must be a folder", "/etc/hostname/x"]),
     "sequence length of nothing": ([*CPU, "--seq-len", "0"], ["--seq-len", "at least 1", "got 0"]),
     "sequence length beyond the model": ([*CPU, "--seq-len", "513"], ["--seq-len", "at most the 512", "got 513"]),
     "sequence length that is no number": ([*CPU, "--seq-len", "abc"], ["--seq-len", "integer", "abc"]),

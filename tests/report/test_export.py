@@ -107,6 +107,25 @@ def test_the_exported_job_runs_at_the_rate_that_was_measured(
     assert told["samples_per_s"] == pytest.approx(8 / told["step_time_s"])  # 2 x 2 x 2 ranks
 
 
+def test_launch_sh_finds_the_interpreter_that_measured_by_itself(
+    job: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    bare = {name: value for name, value in environment.items() if name not in ("PYTHON", "VIRTUAL_ENV")}
+    told = summary(launched(job, {**bare, "PATH": "/usr/bin:/bin"}, "--steps", "1", cwd=tmp_path))
+    assert told["steps"] == 1
+
+
+def test_an_interpreter_without_torch_is_told_in_one_line(
+    job: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True)
+    python = str(tmp_path / "bare" / "bin" / "python")
+    ended = launched(job, {**environment, "PYTHON": python}, cwd=tmp_path)
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    assert "it lacks torch, deepspeed, transformers: set PYTHON" in line
+
+
 def test_own_data_named_from_the_callers_folder_is_what_it_trains_on(
     job: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 from optuna.trial import FrozenTrial, TrialState
 
 from bo_tuner.config import TrainConfig
-from bo_tuner.errors import StoreError
+from bo_tuner.errors import StoreError, StudyMismatchError
 from bo_tuner.outcome import Outcome, TrialResult
 from bo_tuner.space import distributions
 from bo_tuner.storage import Location, Manifest, StudyStore, best_note
@@ -46,6 +46,27 @@ def test_a_new_study_holds_its_manifest_and_no_trials(store: StudyStore, manifes
     assert store.study.direction is optuna.study.StudyDirection.MAXIMIZE
     assert store.spent().to_dict() == {"trials": 0, "seconds": 0.0, "gpu_h": 0.0}
     assert store.last_stop() == {}
+
+
+def test_of_two_that_create_a_study_the_first_manifest_holds(store: StudyStore, manifest: Manifest) -> None:
+    again = StudyStore(store.location, "mine")
+    assert again.create(replace(manifest, seed=manifest.seed + 1)) == manifest
+    with pytest.raises(StudyMismatchError, match="seq_len"):
+        again.create(replace(manifest, workload=replace(manifest.workload, seq_len=manifest.workload.seq_len - 1)))
+    assert store.manifest() == manifest
+
+
+def test_a_study_that_runs_shows_its_budget_and_no_reason_to_have_stopped(store: StudyStore) -> None:
+    store.note_stop("2 trials", "the budget is used up")
+    with store.drive(n_ranks=2, budget="40 trials"):
+        assert store.last_stop() == {"budget": "40 trials", "reason": ""}
+
+
+def test_a_config_that_ran_twice_counts_once(store: StudyStore) -> None:
+    for _ in range(2):
+        store.finish(store.begin(CONFIGS[0], SPACE), TrialResult(outcome=Outcome.GUARDED, limit_bytes=1))
+    assert len(store.records()) == 2
+    assert store.spent().trials == 1
 
 
 def test_another_process_reads_the_same(

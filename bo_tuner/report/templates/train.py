@@ -39,6 +39,11 @@ def parse_arguments() -> argparse.Namespace:
             sys.exit(f"--data must be FILE.py:FUNCTION; there is no Python file {file!r}")
         if f"def {name}(" not in Path(file).read_text(encoding="utf-8"):
             sys.exit(f"--data must be FILE.py:FUNCTION; {file} has no function {name!r}")
+    missing = [name for name in ("torch", "deepspeed", "transformers") if importlib.util.find_spec(name) is None]
+    if missing:
+        sys.exit(
+            f"{sys.executable} must have torch, deepspeed and transformers; it lacks {', '.join(missing)}: set PYTHON"
+        )
     return arguments
 
 

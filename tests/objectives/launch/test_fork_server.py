@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -145,6 +146,7 @@ def test_ranks_end_by_themselves_when_those_above_are_killed(victim: str) -> Non
         if victim == "supervisor":
             wait_until_gone([told["server"]], within_s=5)
             assert not Path(told["dir"]).exists()
+        shutil.rmtree(told["dir"], ignore_errors=True)  # nobody is left to remove it when both were killed
         process.kill()
 
 

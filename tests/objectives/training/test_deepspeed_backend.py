@@ -30,6 +30,13 @@ def test_buckets_are_cut_to_the_model_and_never_over_the_default() -> None:
     assert deepspeed_config(config, large, n_ranks=2)["zero_optimization"]["reduce_bucket_size"] == 500_000_000
 
 
+@pytest.mark.parametrize("zero_stage", [1, 2])
+def test_the_bucket_of_an_odd_model_is_even_since_deepspeed_refuses_others(zero_stage: int) -> None:
+    odd = replace(WORKLOAD, n_parameters=4_416_699)
+    zero = deepspeed_config(TrainConfig.from_params({"zero_stage": zero_stage}), odd, n_ranks=2)["zero_optimization"]
+    assert zero["allgather_bucket_size"] == zero["reduce_bucket_size"] == 4_416_700
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_precision_switches_exactly_one_section_on(precision: Precision) -> None:
     settings = deepspeed_config(TrainConfig(), replace(WORKLOAD, precision=precision), n_ranks=2)

@@ -225,7 +225,6 @@ def test_a_preset_has_the_size_it_is_named_for(name: str, expected: float, serve
 
 def test_facts_tell_the_versions_that_measure(facts: ModelFacts) -> None:
     assert set(facts.versions) >= {"python", "torch", "deepspeed", "transformers"}
-    assert facts.class_name == "BertForMaskedLM"
 
 
 def test_sharded_building_gives_the_same_weights_as_whole_building(
