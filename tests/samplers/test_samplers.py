@@ -188,7 +188,9 @@ def test_one_candidate_is_enough(name: str) -> None:
 
 @every_sampler
 def test_the_same_seed_gives_the_same_sequence(name: str) -> None:
-    first, second = (go_on(make_sampler(name, candidates_of(SMALL), seed=2**32 - 1), [], 16, with_memory) for _ in range(2))
+    first, second = (
+        go_on(make_sampler(name, candidates_of(SMALL), seed=2**32 - 1), [], 16, with_memory) for _ in range(2)
+    )
     assert len(first) == 16
     assert names(first) == names(second)
 
