@@ -82,9 +82,13 @@ class OpenCandidates:
         """Every legal config of the ladder."""
         return self._candidates
 
+    def standing(self, records: Sequence[TrialRecord]) -> list[TrialRecord]:
+        """The trials that still say something: all but those that a lower memory limit than today's ended."""
+        return [record for record in records if _holds(record, self._limit_bytes)]
+
     def open(self, records: Sequence[TrialRecord]) -> list[TrainConfig]:
         """Those that may still run."""
-        tried = {record.config for record in records if _holds(record, self._limit_bytes)}
+        tried = {record.config for record in self.standing(records)}
         proofs = memory_proofs(records, limit_bytes=self._limit_bytes)
         is_measurable = self._measurable(records)
 

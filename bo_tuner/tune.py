@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BestTrial", "TuneResult", "tune"]
 
-_LONGEST_STEP_S = 20.0
+_LONGEST_STEP_S = 10.0
 """Candidates whose optimizer step would take longer are set aside, unless the batch is fixed."""
 
 
@@ -276,11 +276,13 @@ def _start(server: ForkServer, cluster: Cluster) -> None:
 def _introduce(store: StudyStore, manifest: Manifest, budget: Budget, memory_bytes: int, n_candidates: int) -> None:
     workload = manifest.workload
     size = f"{workload.n_parameters / 1e6:.1f} M parameters"
+    is_free = manifest.space.batch_rule.kind != "fixed"
+    aside = f" (set aside: those whose step would take over {_LONGEST_STEP_S:g} s)" if is_free else ""
     lines = [
         f"study {store.name} in {store.location.shown_url}",
         f"model {workload.model.name}, {size}, sequence length {workload.seq_len}, {workload.precision}, {workload.optimizer}",
         f"on {manifest.cluster}, memory limit {gib(memory_bytes)} a rank",
         f"global batch {manifest.space.batch_rule}",
-        f"{count(n_candidates, 'candidate')}, budget {budget}",
+        f"{count(n_candidates, 'candidate')}{aside}, budget {budget}",
     ]
     print("\n".join(lines), file=sys.stderr, flush=True)

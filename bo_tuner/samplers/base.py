@@ -65,7 +65,7 @@ class CandidateSampler(BaseSampler):
         candidates = self._candidates.open(records)
         if not candidates:
             raise SpaceExhausted
-        return self.choose(records, candidates)
+        return self.choose(self._candidates.standing(records), candidates)
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
