@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from bo_tuner.budget import Budget, Spent
@@ -138,8 +138,7 @@ class Engine:
                 break
             record = self._store.add_attempt(record, result)
         self._store.finish(record, result)
-        ended = TrialRecord(number=record.number, config=record.config, result=result, attempts=record.attempts)
-        self._progress.ended(ended, self._snapshot(self._store.records()))
+        self._progress.ended(replace(record, result=result), self._snapshot(self._store.records()))
 
     def _limits(self, config: TrainConfig, records: Sequence[TrialRecord]) -> TrialLimits:
         best = best_of(records)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -156,8 +157,6 @@ class StudyStore:
 
     def add_attempt(self, record: TrialRecord, result: TrialResult) -> TrialRecord:
         """Keep a try that taught nothing; the trial goes on running."""
-        from dataclasses import replace
-
         attempts = (*record.attempts, result)
         with self._answers():
             self.location.open().set_trial_user_attr(
@@ -238,8 +237,8 @@ class StudyStore:
         self._lease = lease
         try:
             self._spent_before = self.spent()
-            self._driving_since = time.monotonic() if since is None else since
             self._n_ranks = n_ranks
+            self._driving_since = time.monotonic() if since is None else since
             self.note_stop(budget, "")
             yield
         finally:
@@ -267,28 +266,20 @@ class StudyStore:
         """
         ended = (record for record in (self.records() if records is None else records) if record.result is not None)
         n_trials = len({record.config for record in ended})
-        if self._driving_since:
-            seconds = time.monotonic() - self._driving_since
-            return Spent(
-                trials=n_trials,
-                seconds=self._spent_before.seconds + seconds,
-                device_seconds=self._spent_before.device_seconds + seconds * self._n_ranks,
-            )
-        stored = self._user_attrs().get(_SPENT_KEY, {})
-        return Spent(
-            trials=n_trials, seconds=stored.get("seconds", 0.0), device_seconds=stored.get("device_seconds", 0.0)
-        )
+        times = self._times_spent() if self._driving_since else self._user_attrs().get(_SPENT_KEY, {})
+        return Spent(trials=n_trials, **times)
 
     def _save_spent(self) -> None:
         if self._driving_since:
-            seconds = time.monotonic() - self._driving_since
-            self._set_attr(
-                _SPENT_KEY,
-                {
-                    "seconds": self._spent_before.seconds + seconds,
-                    "device_seconds": self._spent_before.device_seconds + seconds * self._n_ranks,
-                },
-            )
+            self._set_attr(_SPENT_KEY, self._times_spent())
+
+    def _times_spent(self) -> dict[str, float]:
+        """The times of `Spent` up to now, while this process drives."""
+        seconds = time.monotonic() - self._driving_since
+        return {
+            "seconds": self._spent_before.seconds + seconds,
+            "device_seconds": self._spent_before.device_seconds + seconds * self._n_ranks,
+        }
 
     # -- for people ------------------------------------------------------------------------------------------------
 

@@ -52,13 +52,9 @@ def trials_table(records: Sequence[TrialRecord], *, n_ranks: int) -> str:
                 f"{record.wall_s:.1f} s" if result else "-",
             )
         )
-    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(header, widths, strict=True)).rstrip()]
-    for row, record in zip(rows, records, strict=True):
-        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        reason = record.result.reason if record.result else "no result yet"
-        lines.append(f"{line}  {reason}" if reason else line)
-    return "\n".join(lines)
+    reasons = [record.result.reason if record.result else "no result yet" for record in records]
+    lines = _aligned([header, *rows])
+    return "\n".join(f"{line}  {reason}".rstrip() for line, reason in zip(lines, ["", *reasons], strict=True))
 
 
 def summary_text(
@@ -69,8 +65,7 @@ def summary_text(
     groups = [(f"z{stage}", [record for record in records if record.config.zero_stage == stage]) for stage in stages]
     header = ("space", "trials", "best samples/s", "best name")
     rows = [header, *(_summary_row(name, group) for name, group in groups), _summary_row("all", list(records))]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines = _aligned(rows)
     endings = Counter(record.result.outcome.value for record in records if record.result)
     counted = ", ".join(f"{count} {outcome}" for outcome, count in endings.most_common())
     n_configs = len({record.config for record in records if record.result})
@@ -85,6 +80,12 @@ def summary_text(
     if best is not None:
         lines.append(f"best: {best.config.name}, {ending(best.result)} a rank")
     return "\n".join(lines)
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """One line a row, with columns as wide as their widest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _median_trial(records: Sequence[TrialRecord]) -> list[str]:
