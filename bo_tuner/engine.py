@@ -13,7 +13,7 @@ from bo_tuner.objectives import EventSink, Objective, TrialEvent
 from bo_tuner.open_candidates import OpenCandidates
 from bo_tuner.outcome import TrialLimits, TrialResult
 from bo_tuner.samplers import CandidateSampler, SpaceExhausted
-from bo_tuner.space import lightest
+from bo_tuner.space import default_config, lightest
 from bo_tuner.storage import StudyStore
 from bo_tuner.trial import TrialRecord, best_of
 
@@ -123,9 +123,17 @@ class Engine:
             self._run_trial(self._store.begin(config, self._sampler.search_space))
 
     def _next_config(self, records: Sequence[TrialRecord]) -> TrainConfig:
-        """The sampler's choice; first of all the lightest candidate, which proves that the model trains and sets the pace."""
+        """The sampler's choice, once something has run.
+
+        First of all comes the default config, against which the gain is told; where it does not run, the lightest candidate
+        shows whether the model trains at all.
+        """
         if not records:
-            return lightest(self._candidates.all)
+            return default_config(self._candidates.all)
+        if not any(record.has_run for record in records):
+            config = lightest(self._candidates.all)
+            if config in self._candidates.open(records):
+                return config
         return self._sampler.next_config(records)
 
     def _run_trial(self, record: TrialRecord) -> None:

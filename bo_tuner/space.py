@@ -14,7 +14,7 @@ from bo_tuner.errors import ConfigError
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-__all__ = ["BackEnd", "BatchRule", "SearchSpace", "distributions", "micro_batch_ladder"]
+__all__ = ["BackEnd", "BatchRule", "SearchSpace", "default_config", "distributions", "lightest", "micro_batch_ladder"]
 
 _RUNGS_PER_OCTAVE = 11
 """Rungs between a power of two and the next: steps of 2**(1/11) = 6.5 %, and BERT-large's known optimum, 93, is one."""
@@ -201,6 +201,23 @@ def micro_batch_ladder(largest: int) -> list[int]:
 def lightest(candidates: Iterable[TrainConfig]) -> TrainConfig:
     """The config that should need least memory: smallest micro-batch, most sharded, fewest accumulation steps."""
     return min(candidates, key=lambda config: (config.micro_batch_size, -config.zero_stage, config.grad_accum_steps))
+
+
+def default_config(candidates: Iterable[TrainConfig]) -> TrainConfig:
+    """The config that one would start from without tuning: least sharded, whole, nothing recomputed, smallest micro-batch.
+
+    What tuning gains is told against it.
+    """
+    return min(
+        candidates,
+        key=lambda config: (
+            config.pipeline_depth * config.tensor_parallel,
+            config.zero_stage,
+            config.recompute,
+            config.micro_batch_size,
+            config.grad_accum_steps,
+        ),
+    )
 
 
 def distributions(candidates: Iterable[TrainConfig]) -> dict[str, BaseDistribution]:

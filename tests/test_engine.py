@@ -69,7 +69,7 @@ class Analytic:
         on_event(TrialEvent(phase="measure", step=1, n_steps=limits.max_steps))
         planned = self._script.get(config.name) or self._script.get("*")
         if planned:
-            return TrialResult(outcome=planned.pop(0), reason="as planned", wall_s=3.0)
+            return TrialResult(outcome=planned.pop(0), reason="as planned", wall_s=3.0, limit_bytes=limits.memory_bytes)
         used = self._bytes_of[config.zero_stage] + 100 * config.micro_batch_size
         if used > limits.memory_bytes:
             return TrialResult(
@@ -249,10 +249,18 @@ def test_time_spent_adds_up_over_runs(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random", "grid"])
-def test_the_lightest_candidate_runs_first(bench: Bench, sampler: str) -> None:
+def test_the_default_config_runs_first(bench: Bench, sampler: str) -> None:
     objective = Analytic()
     bench.run(objective, "1 trials", space=WIDE, sampler=sampler)
-    assert objective.calls[0] == "z3_gas1_mbs1"
+    assert objective.calls == ["z0_gas1_mbs1"]
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "grid"])
+def test_where_the_default_config_does_not_fit_the_lightest_candidate_runs_second(bench: Bench, sampler: str) -> None:
+    objective = Analytic()
+    bench.run(objective, "3 trials", space=WIDE, sampler=sampler, memory_bytes=550)
+    assert objective.calls[:2] == ["z0_gas1_mbs1", "z3_gas1_mbs1"]
+    assert len(set(objective.calls)) == 3
 
 
 def test_every_trial_runs_under_the_memory_limit_and_the_incumbent_so_far(bench: Bench) -> None:
@@ -279,7 +287,7 @@ def test_deadlines_are_generous_at_first_and_follow_start_and_slowest_rate_later
 
 def test_progress_is_told_of_every_event_and_once_of_every_end(bench: Bench) -> None:
     told = Told()
-    bench.run(Analytic(script={"z1_gas1_mbs1": [Outcome.TIMEOUT]}), "3 trials", progress=told)
+    bench.run(Analytic(script={"z0_gas1_mbs1": [Outcome.TIMEOUT]}), "3 trials", progress=told)
     assert [record.number for record, _ in told.over] == [0, 1, 2]
     assert [snapshot.spent.trials for _, snapshot in told.over] == [1, 2, 3]
     assert [record for record, _ in told.over] == bench.records
@@ -293,10 +301,10 @@ def test_progress_is_told_of_every_event_and_once_of_every_end(bench: Bench) -> 
 
 @pytest.mark.parametrize("outcome", [Outcome.TIMEOUT, Outcome.FAILED])
 def test_what_teaches_nothing_is_retried_once_and_counted_once(bench: Bench, outcome: Outcome) -> None:
-    objective = Analytic(script={"z1_gas1_mbs1": [outcome, outcome]})
+    objective = Analytic(script={"z0_gas1_mbs1": [outcome, outcome]})
     assert bench.run(objective, "3 trials") is StopReason.BUDGET
-    assert objective.calls[:2] == ["z1_gas1_mbs1"] * 2
-    assert objective.calls.count("z1_gas1_mbs1") == 2
+    assert objective.calls[:2] == ["z0_gas1_mbs1"] * 2
+    assert objective.calls.count("z0_gas1_mbs1") == 2
     assert bench.outcomes == [outcome, Outcome.COMPLETE, Outcome.COMPLETE]
     assert bench.store.spent().trials == 3
     first = bench.records[0]
@@ -307,7 +315,7 @@ def test_what_teaches_nothing_is_retried_once_and_counted_once(bench: Bench, out
 
 @pytest.mark.parametrize("outcome", [Outcome.TIMEOUT, Outcome.FAILED])
 def test_the_success_of_a_retry_is_kept_with_the_attempt_before(bench: Bench, outcome: Outcome) -> None:
-    bench.run(Analytic(script={"z1_gas1_mbs1": [outcome]}), "2 trials")
+    bench.run(Analytic(script={"z0_gas1_mbs1": [outcome]}), "2 trials")
     first = bench.records[0]
     assert first.result is not None and first.result.outcome is Outcome.COMPLETE
     assert [(attempt.outcome, attempt.reason) for attempt in first.attempts] == [(outcome, "as planned")]
@@ -317,9 +325,9 @@ def test_the_success_of_a_retry_is_kept_with_the_attempt_before(bench: Bench, ou
 
 @pytest.mark.parametrize("outcome", [Outcome.OOM, Outcome.GUARDED, Outcome.HOST_OOM, Outcome.REJECTED, Outcome.PRUNED])
 def test_what_teaches_is_never_retried(bench: Bench, outcome: Outcome) -> None:
-    objective = Analytic(script={"z1_gas1_mbs1": [outcome]})
+    objective = Analytic(script={"z0_gas1_mbs1": [outcome]})
     bench.run(objective, "3 trials", sampler="grid")
-    assert objective.calls.count("z1_gas1_mbs1") == 1
+    assert objective.calls.count("z0_gas1_mbs1") == 1
     assert bench.outcomes[0] is outcome
     trial = bench.store.study.trials[0]
     assert (trial.state, trial.values) == (TrialState.PRUNED, None)
@@ -392,7 +400,7 @@ def test_an_out_of_memory_trial_is_pruned_for_optuna_with_a_constraint_above_zer
 def test_a_study_where_every_trial_runs_out_of_memory_ends_without_a_best(bench: Bench) -> None:
     objective = Analytic(bytes_of=dict.fromkeys(range(4), 10 * LIMIT_BYTES))
     assert bench.run(objective, "1000 trials", space=WIDE, sampler="grid") is StopReason.EXHAUSTED
-    assert objective.calls == [f"z{stage}_gas1_mbs1" for stage in (3, 0, 1, 2)]
+    assert objective.calls == [f"z{stage}_gas1_mbs1" for stage in (0, 3, 1, 2)]
     assert bench.outcomes == [Outcome.OOM] * 4
     assert best_of(bench.records) is None
 

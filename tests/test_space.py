@@ -13,7 +13,7 @@ from bo_tuner.cluster import Cluster
 from bo_tuner.config import TrainConfig
 from bo_tuner.errors import ConfigError
 from bo_tuner.objectives.training import DeepSpeedBackEnd
-from bo_tuner.space import BatchRule, SearchSpace, distributions, lightest, micro_batch_ladder
+from bo_tuner.space import BatchRule, SearchSpace, default_config, distributions, lightest, micro_batch_ladder
 from bo_tuner.workload import ModelSpec
 
 
@@ -364,3 +364,12 @@ def test_the_lightest_has_the_smallest_micro_batch_then_the_most_sharding_then_t
     configs = SearchSpace(zero_stages=(0, 1, 2)).candidates(cluster_of(2), AnyBackEnd())
     assert lightest(configs).name == "z2_gas1_mbs1"
     assert lightest(reversed(configs)).name == "z2_gas1_mbs1"
+
+
+def test_the_default_is_whole_then_least_sharded_then_the_smallest_batch() -> None:
+    configs = [
+        TrainConfig(zero_stage=zero, pipeline_depth=depth, micro_batch_size=size, grad_accum_steps=accum)
+        for zero, depth, size, accum in itertools.product((2, 1), (2, 1), (2, 1), (2, 1))
+    ]
+    assert default_config(configs).name == "z1_gas1_mbs1"
+    assert default_config(reversed(configs)).name == "z1_gas1_mbs1"
