@@ -68,25 +68,37 @@ class TrainConfig:
     @property
     def name(self) -> str:
         """Identifies the config in tables and files, as in `z1_gas4_mbs16`; every non-default field is in it."""
-        parts = [f"z{self.zero_stage}"]
+        before, after = self._layout_parts()
+        return "_".join([*before, f"gas{self.grad_accum_steps}", f"mbs{self.micro_batch_size}", *after])
+
+    @property
+    def layout_name(self) -> str:
+        """The name without micro-batch and accumulation, as in `z1_pp2_rc`."""
+        before, after = self._layout_parts()
+        return "_".join([*before, *after])
+
+    def _layout_parts(self) -> tuple[list[str], list[str]]:
+        """What stands before and after the batch in a name."""
+        before, after = [f"z{self.zero_stage}"], list[str]()
         if self.tensor_parallel > 1:
-            parts.append(f"tp{self.tensor_parallel}")
+            before.append(f"tp{self.tensor_parallel}")
         if self.pipeline_depth > 1:
-            parts.append(f"pp{self.pipeline_depth}")
+            before.append(f"pp{self.pipeline_depth}")
         if self.pipeline_schedule != "1f1b":
-            parts.append(self.pipeline_schedule)
-        parts += [f"gas{self.grad_accum_steps}", f"mbs{self.micro_batch_size}"]
+            before.append(self.pipeline_schedule)
         if self.recompute:
-            parts.append("rc")
+            after.append("rc")
         if self.offload != "none":
-            parts.append(f"off-{self.offload}")
-        parts += [f"{name}-{value}" for name, value in self.extra]
-        return "_".join(parts)
+            after.append(f"off-{self.offload}")
+        return before, after + [f"{name}-{value}" for name, value in self.extra]
 
     @property
     def layout(self) -> TrainConfig:
-        """The config without its micro-batch and accumulation: what decides how memory grows with the micro-batch."""
-        return replace(self, micro_batch_size=1, grad_accum_steps=1)
+        """The config without its micro-batch and accumulation: what decides how memory grows with the micro-batch.
+
+        A pipeline keeps as many micro-batches in flight as it is deep, if the accumulation gives so many; that number stays.
+        """
+        return replace(self, micro_batch_size=1, grad_accum_steps=min(self.grad_accum_steps, self.pipeline_depth))
 
     def data_parallel(self, n_ranks: int) -> int:
         """Data-parallel degree on `n_ranks`: world size = depth x tensor degree x data-parallel size.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 from bo_tuner.cluster import Cluster
 from bo_tuner.config import Offload, PipelineSchedule, TrainConfig, ZeroStage
 from bo_tuner.errors import ConfigError
+from bo_tuner.workload import ModelStructure
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -71,6 +72,8 @@ class SearchSpace:
     """Accumulation is a power of two up to this, or what a fixed batch leaves."""
     batch_rule: BatchRule = BatchRule()
     pipeline_depths: tuple[int, ...] = (1,)
+    recompute: tuple[bool, ...] = (False,)
+    """Whether activations are recomputed."""
     tensor_parallel: tuple[int, ...] = (1,)
 
     def __post_init__(self) -> None:
@@ -84,6 +87,9 @@ class SearchSpace:
             if not degrees or degrees[0] < 1:
                 raise ConfigError(f"{name} must be whole numbers of at least 1; got {getattr(self, name)}")
             object.__setattr__(self, name, degrees)
+        if not self.recompute or not all(type(choice) is bool for choice in self.recompute):
+            raise ConfigError(f"recompute must be some of False and True; got {self.recompute}")
+        object.__setattr__(self, "recompute", tuple(sorted(set(self.recompute))))
         for name in ("max_micro_batch", "max_grad_accum"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1; got {getattr(self, name)}")
@@ -95,22 +101,29 @@ class SearchSpace:
             ConfigError: No config meets the batch rule.
         """
         found: list[TrainConfig] = []
-        for zero_stage, depth, tensor in itertools.product(
-            self.zero_stages, self.pipeline_depths, self.tensor_parallel
+        replicas: set[int] = set()
+        for zero_stage, depth, recompute, tensor in itertools.product(
+            self.zero_stages, self.pipeline_depths, self.recompute, self.tensor_parallel
         ):
             if cluster.n_ranks % (depth * tensor):
                 continue
             layout = TrainConfig.from_params(
-                {"zero_stage": zero_stage, "pipeline_depth": depth, "tensor_parallel": tensor}
+                {
+                    "zero_stage": zero_stage,
+                    "pipeline_depth": depth,
+                    "recompute": recompute,
+                    "tensor_parallel": tensor,
+                }
             )
             if not back_end.legal(layout):
                 continue
+            replicas.add(layout.data_parallel(cluster.n_ranks))
             for micro_batch, accum in self._batches(layout.data_parallel(cluster.n_ranks)):
                 config = with_batch(layout, micro_batch, accum)
                 if back_end.legal(config):
                     found.append(config)
         if not found:
-            raise ConfigError(self._nothing_left(cluster))
+            raise ConfigError(self._nothing_left(cluster, min(replicas, default=cluster.n_ranks)))
         return tuple(found)
 
     def refined(self, family: Iterable[TrainConfig], *, fits: int, fails: int, n_ranks: int) -> list[TrainConfig]:
@@ -153,8 +166,14 @@ class SearchSpace:
         assert rule.global_batch is not None
         return [(size, accum) for size, accum in pairs if size * accum * data_parallel <= rule.global_batch]
 
-    def _nothing_left(self, cluster: Cluster) -> str:
-        rule, n_ranks = self.batch_rule, cluster.n_ranks
+    def for_model(self, structure: ModelStructure) -> SearchSpace:
+        """What is left of the space for a model: depths up to its number of layers, recomputation where it has blocks."""
+        most = structure.max_depth
+        depths = tuple(depth for depth in self.pipeline_depths if depth <= most)
+        return replace(self, pipeline_depths=depths, recompute=(False,) if structure.plain_because else self.recompute)
+
+    def _nothing_left(self, cluster: Cluster, n_ranks: int) -> str:
+        rule = self.batch_rule
         if rule.kind == "fixed" and rule.global_batch is not None and rule.global_batch % n_ranks:
             near = max(rule.global_batch // n_ranks, 1) * n_ranks
             return (

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import platform
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from importlib import metadata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -15,36 +13,30 @@ from bo_tuner.budget import Budget, Spent
 from bo_tuner.cluster import Cluster, MemoryLimit
 from bo_tuner.config import TrainConfig
 from bo_tuner.engine import Engine, Progress, StopReason
-from bo_tuner.errors import ConfigError, StoreError
+from bo_tuner.errors import ConfigError, ModelError, StoreError
 from bo_tuner.objectives.launch import ForkServer
-from bo_tuner.objectives.training import (
-    DeepSpeedBackEnd,
-    TrainingObjective,
-    deepspeed_config,
-    extensions,
-    model_facts,
-    training_server,
-)
-from bo_tuner.objectives.training.facts import check_precision
+from bo_tuner.objectives.training import DeepSpeedBackEnd, deepspeed_config, training_server
+from bo_tuner.objectives.training.facts import Balance
+from bo_tuner.objectives.training.sources import MODEL_FILE, model_spec, named, write_object
 from bo_tuner.open_candidates import OpenCandidates
+from bo_tuner.opening import LONGEST_STEP_S, Opening, introduction, start_server
 from bo_tuner.outcome import Measurement
 from bo_tuner.report import LineProgress, study_to_dict, write_job
 from bo_tuner.samplers import make_sampler
 from bo_tuner.samplers.table import check_sampler_name
 from bo_tuner.space import BatchRule, SearchSpace
 from bo_tuner.storage import Location, Manifest, StudyStore
-from bo_tuner.text import count, gib
 from bo_tuner.trial import TrialRecord, best_of
-from bo_tuner.workload import ModelSpec, Optimizer, Precision, Workload, check_choice, check_seq_len
+from bo_tuner.workload import OPTIMIZERS, ModelSpec, Precision, Workload, check_choice, check_seq_len
 
 if TYPE_CHECKING:
     import optuna
+    from torch import nn
     from transformers import PretrainedConfig
 
 __all__ = ["BestTrial", "TuneResult", "tune"]
 
-_LONGEST_STEP_S = 10.0
-"""Candidates whose optimizer step would take longer are set aside, unless the batch is fixed."""
+_RECOMPUTE = {"both": (False, True), "on": (True,), "off": (False,)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +46,8 @@ class BestTrial:
     record: TrialRecord
     workload: Workload
     cluster: Cluster
+    study_folder: Path
+    """Where the study keeps a model or functions that came as Python objects."""
 
     @property
     def config(self) -> TrainConfig:
@@ -76,7 +70,7 @@ class BestTrial:
         Raises:
             StoreError: The folder cannot be written.
         """
-        return write_job(Path(folder), self.record, self.workload, self.cluster)
+        return write_job(Path(folder), self.record, self.workload, self.cluster, study_folder=self.study_folder)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +85,8 @@ class TuneResult:
     budget: Budget
     spent: Spent
     stop_reason: StopReason
+    folder: Path
+    """Where the study's files lie."""
 
     @property
     def best(self) -> BestTrial | None:
@@ -98,7 +94,9 @@ class TuneResult:
         record = best_of(self.trials)
         if record is None:
             return None
-        return BestTrial(record=record, workload=self.manifest.workload, cluster=self.manifest.cluster)
+        return BestTrial(
+            record=record, workload=self.manifest.workload, cluster=self.manifest.cluster, study_folder=self.folder
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """What `bo-tuner tune --json` prints."""
@@ -106,7 +104,7 @@ class TuneResult:
 
 
 def tune(
-    model: str | Path | PretrainedConfig | ModelSpec,
+    model: str | Path | PretrainedConfig | nn.Module | ModelSpec,
     *,
     budget: str | int | Budget = "20 trials",
     study: str | None = None,
@@ -116,10 +114,15 @@ def tune(
     memory_limit: str | float | MemoryLimit = 0.92,
     global_batch: int | None = None,
     max_global_batch: int | None = None,
+    data: str | Callable[..., Any] | None = None,
+    data_timeout: float = 120.0,
     seq_len: int | None = None,
     precision: str = "auto",
-    optimizer: str = "adamw",
+    optimizer: str | Callable[..., Any] = "adamw",
     zero_stages: Sequence[int] = (0, 1, 2, 3),
+    max_depth: int | None = None,
+    balance: str = "time",
+    recompute: str = "both",
     sampler: str = "tpe",
     seed: int = 0,
     progress: Progress | None = None,
@@ -134,19 +137,28 @@ def tune(
         >>> result.best.deepspeed_config()  # doctest: +SKIP
 
     Args:
-        model: A preset's name, a path to a Hugging Face config (folder or file), or a transformers config object.
+        model: A preset's name, a path to a Hugging Face config (folder or file), a transformers config object, a torch module
+            whose forward gives a loss, or `FILE.py:FUNCTION`, a function without arguments that returns such a module or a pair
+            (list of layers, loss function). A module travels without its weights, and is left as it is.
         budget: "20 trials", "15m", "2 gpu-h", several with commas (the first reached ends it), or a number of trials.
-        study: Its name; None for one that follows from model, sequence length, precision and ranks.
+        study: Its name; None for one that follows from model, samples, precision and ranks.
         storage: Any URL of Optuna's RDB storage; None for SQLite in `./bo_tuner_studies/`.
         ranks: World size; None for all visible GPUs, or two CPU ranks.
         device: `auto`, `cpu` or `cuda`.
         memory_limit: Per rank, as a fraction of the device or as bytes ("3GiB").
         global_batch: Fixes the samples per optimizer step.
         max_global_batch: Bounds them.
-        seq_len: Tokens per sample; None for the model's longest, at most 2048.
+        data: A function, or `FILE.py:FUNCTION`, that returns a data set of samples, or a loader of micro-batches. It may take any of
+            micro_batch_size, rank, world_size (of the data-parallel replicas), seed and seq_len. None for random samples, which
+            can be made up for transformers models.
+        data_timeout: Seconds that the data may take to give a micro-batch.
+        seq_len: Tokens per sample; None for the model's longest, at most 2048, or for those of `data`.
         precision: `auto`, `fp32`, `bf16` or `fp16`; `auto` is fp32 on a CPU, else bf16 where the GPU has it, else fp16.
-        optimizer: `adamw` or `adam`.
+        optimizer: `adamw`, `adam`, or a function, or `FILE.py:FUNCTION`, that takes the parameters and returns a torch optimizer.
         zero_stages: ZeRO stages to try.
+        max_depth: Most pipeline stages to try; None for as many as there are ranks and layers.
+        balance: Stages are balanced by the measured `time` of layers, or by their `parameters`.
+        recompute: Whether activations are recomputed: `both` tries it, `on`, `off`.
         sampler: `tpe`, `random` or `grid`.
         seed: Of the sampler and the synthetic data.
         progress: Is told how it goes; None writes lines to stderr, `bo_tuner.report.SilentProgress()` none.
@@ -163,50 +175,73 @@ def tune(
     """
     started = time.monotonic()
     budget = Budget.parse(budget)
-    spec = ModelSpec.resolve(model)
-    check_choice("--optimizer", optimizer, get_args(Optimizer))
+    spec = model_spec(model)
     check_choice("--precision", precision, ("auto", *get_args(Precision)))
+    check_choice("--balance", balance, get_args(Balance))
+    check_choice("--recompute", recompute, tuple(_RECOMPUTE))
     check_sampler_name(sampler)
     if not 0 <= seed < 2**32:
         raise ConfigError(f"--seed must be from 0 to {2**32 - 1}; got {seed}")
-    length = seq_len if seq_len is not None else spec.usual_seq_len
+    if data_timeout <= 0:
+        raise ConfigError(f"--data-timeout must be over 0 s; got {data_timeout:g}")
+    length = seq_len if seq_len is not None else spec.usual_seq_len if data is None else 1
     check_seq_len(spec, length)
     cluster = Cluster.detect(device=device, n_ranks=ranks)
     memory_bytes = MemoryLimit.parse(memory_limit).bytes_on(cluster)
-    rule = BatchRule.of(global_batch=global_batch, max_global_batch=max_global_batch)
-    space = SearchSpace(zero_stages=tuple(zero_stages), batch_rule=rule)
-    configs = space.candidates(cluster, DeepSpeedBackEnd())
-    workload = Workload(
-        model=spec,
-        n_parameters=0,  # known once the model was built, below
-        seq_len=length,
-        precision=cluster.usual_precision if precision == "auto" else precision,  # type: ignore[arg-type]  # checked
-        optimizer=optimizer,  # type: ignore[arg-type]  # checked above
+    space = SearchSpace(
+        zero_stages=tuple(zero_stages),
+        batch_rule=BatchRule.of(global_batch=global_batch, max_global_batch=max_global_batch),
+        pipeline_depths=_depths(cluster, max_depth),
+        recompute=_RECOMPUTE[recompute],
     )
-    name = study or f"{workload.label}_{cluster.label}"
-    wanted = Manifest(workload=workload, cluster=cluster, space=space, seed=seed)
-    store = StudyStore(Location(storage), name)
+    space.candidates(cluster, DeepSpeedBackEnd())  # says at once if there are none
+    location = Location(storage)
     progress = progress or LineProgress()
     try:
-        store.location.check_writable()
+        location.check_writable()
         with training_server(cluster) as server:
-            manifest = _open_study(store, wanted, server)
+            workload = Workload(
+                model=spec,
+                n_parameters=0,  # known once the model was built, below
+                seq_len=length,
+                precision=cluster.usual_precision if precision == "auto" else precision,  # type: ignore[arg-type]  # checked
+                optimizer=optimizer if optimizer in OPTIMIZERS else named("--optimizer", optimizer, server.run_dir),
+                data=None if data is None else named("--data", data, server.run_dir),
+            )
+            if spec.source == "object":
+                _hand_over(model, server)
+            name = study or f"{workload.label}_{cluster.label}"
+            store = StudyStore(location, name)
+            opening = Opening(
+                wanted=Manifest(workload=workload, cluster=cluster, space=space, seed=seed),
+                store=store,
+                server=server,
+                memory_bytes=memory_bytes,
+                balance=balance,  # type: ignore[arg-type]  # checked above
+                seq_len=seq_len,
+                max_depth=max_depth,
+                data_timeout_s=data_timeout,
+            )
+            manifest = opening.open()
+            configs = manifest.space.candidates(cluster, DeepSpeedBackEnd())
             candidates = OpenCandidates(
                 configs,
-                space=space,
+                space=manifest.space,
                 n_ranks=cluster.n_ranks,
                 limit_bytes=memory_bytes,
-                longest_step_s=_LONGEST_STEP_S,
+                longest_step_s=LONGEST_STEP_S,
             )
-            _introduce(store, manifest, budget, memory_bytes, len(configs))
+            print(
+                introduction(store, manifest, budget, memory_bytes=memory_bytes, n_candidates=len(configs)),
+                file=sys.stderr,
+                flush=True,
+            )
             with store.drive(n_ranks=cluster.n_ranks, budget=str(budget), since=started):
                 engine = Engine(
                     store=store,
                     sampler=make_sampler(sampler, candidates, seed=seed),
                     candidates=candidates,
-                    objective=TrainingObjective(
-                        manifest.workload, cluster, server, log_dir=store.folder / "logs", seed=seed
-                    ),
+                    objective=opening.objective(manifest.workload, log_dir=store.folder / "logs"),
                     budget=budget,
                     memory_bytes=memory_bytes,
                     n_ranks=cluster.n_ranks,
@@ -214,7 +249,7 @@ def tune(
                 )
                 records = store.records()
                 if candidates.open(records) and not budget.is_used_up(store.spent(records)):
-                    _start(server, cluster)
+                    start_server(server, cluster)
                 stop_reason = engine.run()
                 store.note_stop(str(budget), stop_reason.value)
                 store.write_note()
@@ -226,6 +261,7 @@ def tune(
                     budget=budget,
                     spent=store.spent(),
                     stop_reason=stop_reason,
+                    folder=store.folder,
                 )
     except OSError as error:
         raise StoreError(
@@ -234,55 +270,20 @@ def tune(
         ) from error
 
 
-def _open_study(store: StudyStore, wanted: Manifest, server: ForkServer) -> Manifest:
-    """The study's manifest: the stored one when it agrees, else a new one, written once the model is known to build."""
-    stored = store.manifest()
-    if stored is not None:
-        n_parameters = stored.workload.n_parameters
-        wanted = replace(wanted, workload=replace(wanted.workload, n_parameters=n_parameters))
-        stored.check_same(wanted, study_name=store.name)
-        return stored
-    _start(server, wanted.cluster)
-    facts = model_facts(wanted.workload.model, server)
-    check_precision(wanted.workload.precision, facts, device=wanted.cluster.device)
-    manifest = replace(
-        wanted,
-        workload=replace(wanted.workload, n_parameters=facts.n_parameters),
-        versions={
-            "bo_tuner": _version("bo_tuner"),
-            "optuna": _version("optuna"),
-            "host": platform.node(),
-            **facts.versions,
-        },
-    )
-    return store.create(manifest)
+def _depths(cluster: Cluster, max_depth: int | None) -> tuple[int, ...]:
+    """Numbers of stages that divide the ranks."""
+    if max_depth is not None and not 1 <= max_depth <= cluster.n_ranks:
+        raise ConfigError(f"--max-depth must be from 1 to the {cluster.n_ranks} ranks; got {max_depth}")
+    most = max_depth or cluster.n_ranks
+    return tuple(depth for depth in range(1, most + 1) if cluster.n_ranks % depth == 0)
 
 
-def _version(package: str) -> str:
+def _hand_over(model: Any, server: ForkServer) -> None:
+    """Write a module's structure where the ranks of this run find it."""
+    from bo_tuner.objectives.training.job import JobError
+    from bo_tuner.objectives.training.job.structure import structure_of
+
     try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "not installed"  # a checkout that runs as it is
-
-
-def _start(server: ForkServer, cluster: Cluster) -> None:
-    if not server.is_started:
-        must_compile = cluster.device == "cpu" and not extensions.is_cached()
-        once = " (this once a small op is compiled: about a minute)" if must_compile else ""
-        print(f"starting the training processes{once} ...", file=sys.stderr, flush=True)
-        server.start()
-
-
-def _introduce(store: StudyStore, manifest: Manifest, budget: Budget, memory_bytes: int, n_candidates: int) -> None:
-    workload = manifest.workload
-    size = f"{workload.n_parameters / 1e6:.1f} M parameters"
-    is_free = manifest.space.batch_rule.kind != "fixed"
-    aside = f" (set aside: those whose step would take over {_LONGEST_STEP_S:g} s)" if is_free else ""
-    lines = [
-        f"study {store.name} in {store.location.shown_url}",
-        f"model {workload.model.name}, {size}, sequence length {workload.seq_len}, {workload.precision}, {workload.optimizer}",
-        f"on {manifest.cluster}, memory limit {gib(memory_bytes)} a rank",
-        f"global batch {manifest.space.batch_rule}",
-        f"{count(n_candidates, 'candidate')}{aside}, budget {budget}",
-    ]
-    print("\n".join(lines), file=sys.stderr, flush=True)
+        write_object(structure_of(model), server.run_dir / MODEL_FILE, "a model")
+    except JobError as error:
+        raise ModelError(str(error)) from error

@@ -16,10 +16,11 @@ from bo_tuner.text import did_you_mean
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-__all__ = ["ModelSpec", "Optimizer", "Precision", "Workload", "preset_names"]
+__all__ = ["OPTIMIZERS", "ModelSpec", "ModelStructure", "Precision", "Workload", "preset_names"]
 
 Precision = Literal["fp32", "bf16", "fp16"]
-Optimizer = Literal["adam", "adamw"]
+OPTIMIZERS = ("adamw", "adam")
+"""Those that go by name."""
 
 _LENGTH_FIELDS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
 _LONGEST_USUAL = 2048
@@ -35,12 +36,18 @@ def preset_names() -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """A model's architecture, without weights."""
+    """A model without weights: a Hugging Face architecture, or a structure that code makes."""
 
     name: str
     """For people and for names of studies."""
     architecture: Mapping[str, Any]
-    """A Hugging Face `config.json`."""
+    """A Hugging Face `config.json`; empty for a model from code that is none of transformers'."""
+    source: Literal["config", "function", "object"] = "config"
+    """What gives it: a Hugging Face config, a function of the user's, or an object in Python. The latter two travel as a pickled structure."""
+    function: str = ""
+    """`FILE.py:FUNCTION`, the path absolute, where `source` is a function."""
+    digest: str = ""
+    """Of the parameters of a model from code: tells that it is still the same. Empty until it was built."""
 
     @classmethod
     def resolve(cls, model: str | Path | PretrainedConfig | ModelSpec) -> ModelSpec:
@@ -65,8 +72,8 @@ class ModelSpec:
             name = str(getattr(model, "name_or_path", "") or model.model_type)
             return cls(name=Path(name).name, architecture={"model_type": model.model_type, **architecture})
         raise ModelError(
-            "a model must be a preset's name, a path to a Hugging Face config, or a transformers config object; "
-            f"got {type(model).__name__}"
+            "a model must be a preset's name, a path to a Hugging Face config, FILE.py:FUNCTION, a transformers config or a "
+            f"torch module; got {type(model).__name__}"
         )
 
     @classmethod
@@ -109,6 +116,32 @@ class ModelSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelStructure:
+    """What building a model once has shown of it."""
+
+    n_trainable: int | None = None
+    """Parameters that are trained; None when all are."""
+    layer_costs: tuple[float, ...] = ()
+    """Of each layer that a pipeline can be cut between, embedding and head included; empty when it cannot be split."""
+    cost_unit: str = ""
+    """Of `layer_costs`: `seconds` (forward and backward of one sample) or `parameters`."""
+    whole_because: str = ""
+    """Why it cannot be split; empty when it can."""
+    plain_because: str = ""
+    """Why its activations cannot be recomputed; empty when they can."""
+
+    @property
+    def max_depth(self) -> int:
+        """Most pipeline stages."""
+        return max(len(self.layer_costs), 1)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ModelStructure:
+        """The inverse of `dataclasses.asdict`."""
+        return cls(**{**data, "layer_costs": tuple(data["layer_costs"])})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """What is trained: the same for every trial of a study.
 
@@ -123,18 +156,22 @@ class Workload:
     """Tokens of a sample."""
     precision: Precision = "fp32"
     """Of weights in the forward pass; 16-bit keeps fp32 master weights."""
-    optimizer: Optimizer = "adamw"
+    optimizer: str = "adamw"
+    """`adamw`, `adam`, or where the user's own comes from: `FILE.py:FUNCTION` or a Python name."""
+    data: str | None = None
+    """Where the user's data comes from, as for `optimizer`; None for synthetic samples."""
+    structure: ModelStructure = ModelStructure()
 
     def __post_init__(self) -> None:
         check_choice("--precision", self.precision, get_args(Precision))
-        check_choice("--optimizer", self.optimizer, get_args(Optimizer))
         check_seq_len(self.model, self.seq_len)
 
     @property
     def label(self) -> str:
-        """Short, for names: `bert-tiny_seq128_fp32`."""
-        optimizer = "" if self.optimizer == "adamw" else f"_{self.optimizer}"
-        return f"{self.model.name}_seq{self.seq_len}_{self.precision}{optimizer}"
+        """Short, for names: `bert-tiny_seq128_fp32`; the user's data, whose samples may be of any length, by its function's name."""
+        samples = f"seq{self.seq_len}" if self.data is None else _short(self.data)
+        optimizer = "" if self.optimizer == "adamw" else f"_{_short(self.optimizer)}"
+        return f"{self.model.name}_{samples}_{self.precision}{optimizer}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that JSON can hold."""
@@ -144,7 +181,13 @@ class Workload:
     def from_dict(cls, data: Mapping[str, Any]) -> Workload:
         """The inverse of `to_dict`."""
         values: dict[str, Any] = {**data, "model": ModelSpec(**data["model"])}
+        if "structure" in data:
+            values["structure"] = ModelStructure.from_dict(data["structure"])
         return cls(**values)
+
+
+def _short(source: str) -> str:
+    return source.rpartition(":")[2]
 
 
 def check_choice(option: str, value: str, choices: tuple[str, ...]) -> None:

@@ -38,10 +38,10 @@ def bert_tiny() -> ModelSpec:
 
 @pytest.fixture(scope="session")
 def facts(bert_tiny: ModelSpec, server: ForkServer) -> ModelFacts:
-    return model_facts(bert_tiny, server)
+    return model_facts(Workload(model=bert_tiny, n_parameters=0, seq_len=16), server)
 
 
 @pytest.fixture(scope="session")
 def workload(bert_tiny: ModelSpec, facts: ModelFacts) -> Workload:
     """bert-tiny on very short samples: a step takes some 20 ms."""
-    return Workload(model=bert_tiny, n_parameters=facts.n_parameters, seq_len=16)
+    return Workload(model=bert_tiny, n_parameters=facts.n_parameters, seq_len=16, structure=facts.structure)

@@ -56,6 +56,7 @@ LAYERS = (
         "outcome",
         "budget",
         "cluster",
+        "partition",
         "workload",
         "space",
         "trial",
@@ -67,6 +68,7 @@ LAYERS = (
     {"storage"},
     {"engine"},
     {"report"},
+    {"opening"},
     {"tune"},
     {"cli"},
 )

@@ -368,8 +368,8 @@ def test_the_lightest_has_the_smallest_micro_batch_then_the_most_sharding_then_t
 
 def test_the_default_is_whole_then_least_sharded_then_the_smallest_batch() -> None:
     configs = [
-        TrainConfig(zero_stage=zero, pipeline_depth=depth, micro_batch_size=size, grad_accum_steps=accum)
-        for zero, depth, size, accum in itertools.product((2, 1), (2, 1), (2, 1), (2, 1))
-    ]
+        TrainConfig(zero_stage=1, pipeline_depth=depth, recompute=again, micro_batch_size=size, grad_accum_steps=accum)
+        for depth, again, size, accum in itertools.product((2, 1), (True, False), (2, 1), (2, 1))
+    ] + [TrainConfig(zero_stage=2)]
     assert default_config(configs).name == "z1_gas1_mbs1"
     assert default_config(reversed(configs)).name == "z1_gas1_mbs1"

@@ -64,7 +64,7 @@ def export(
             json.dumps(deepspeed_config(record.config, manifest.workload, n_ranks=manifest.cluster.n_ranks), indent=2)
         )
         return
-    files = write_job(out, record, manifest.workload, manifest.cluster)
+    files = write_job(out, record, manifest.workload, manifest.cluster, study_folder=store.folder)
     if as_json:
         print_json({"study": study, "name": record.config.name, "files": [str(file) for file in files]})
     else:

@@ -24,7 +24,10 @@ __all__ = ["tune"]
 
 def tune(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A preset, or a path to a Hugging Face config (folder or file).")
+        str,
+        typer.Argument(
+            metavar="MODEL", help="A preset, a path to a Hugging Face config (folder or file), or FILE.py:FUNCTION."
+        ),
     ],
     budget: Annotated[
         str, typer.Option(help='How much to spend: "20 trials", "15m", "2 gpu-h", or several with commas.')
@@ -46,12 +49,25 @@ def tune(
     max_global_batch: Annotated[
         int | None, typer.Option(help="Samples per optimizer step at most.", show_default="free")
     ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="FILE.py:FUNCTION that returns a data set or loader.", show_default="random samples"),
+    ] = None,
+    data_timeout: Annotated[float, typer.Option(help="Seconds that the data may take to give a micro-batch.")] = 120.0,
     seq_len: Annotated[
-        int | None, typer.Option(help="Tokens per sample.", show_default="the model's longest, at most 2048")
+        int | None,
+        typer.Option(help="Tokens per sample.", show_default="the model's longest, at most 2048, or the data's"),
     ] = None,
     precision: Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.")] = "auto",
-    optimizer: Annotated[str, typer.Option(help="adamw or adam.")] = "adamw",
+    optimizer: Annotated[
+        str, typer.Option(help="adamw, adam, or FILE.py:FUNCTION that takes the parameters and returns one.")
+    ] = "adamw",
     zero_stages: Annotated[str, typer.Option(help="ZeRO stages to try.")] = "0,1,2,3",
+    max_depth: Annotated[
+        int | None, typer.Option(help="Most pipeline stages to try.", show_default="as many as ranks and layers")
+    ] = None,
+    balance: Annotated[str, typer.Option(help="Balance stages by time or parameters of layers.")] = "time",
+    recompute: Annotated[str, typer.Option(help="Recompute activations: both tries it, on, off.")] = "both",
     sampler: Annotated[str, typer.Option(help="tpe, random or grid.")] = "tpe",
     seed: Annotated[int, typer.Option(help="Of the sampler and the synthetic data.")] = 0,
     out: Annotated[
@@ -79,10 +95,15 @@ def tune(
             memory_limit=memory_limit,
             global_batch=global_batch,
             max_global_batch=max_global_batch,
+            data=data,
+            data_timeout=data_timeout,
             seq_len=seq_len,
             precision=precision,
             optimizer=optimizer,
             zero_stages=_stages(zero_stages),
+            max_depth=max_depth,
+            balance=balance,
+            recompute=recompute,
             sampler=sampler,
             seed=seed,
         )

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from bo_tuner.cluster import Cluster
 from bo_tuner.errors import StoreError
 from bo_tuner.objectives.training import deepspeed_config
 from bo_tuner.objectives.training.objective import rank_environment
+from bo_tuner.objectives.training.sources import JobSources, job_of
 from bo_tuner.trial import TrialRecord
 from bo_tuner.workload import Workload
 
@@ -25,23 +28,40 @@ def launch_command(cluster: Cluster) -> str:
     return f'{environment} "$PYTHON" {run}'
 
 
-def write_job(folder: Path, record: TrialRecord, workload: Workload, cluster: Cluster) -> list[Path]:
-    """Write ds_config.json, model.json, train.py with the job it needs, and launch.sh.
+def write_job(
+    folder: Path, record: TrialRecord, workload: Workload, cluster: Cluster, *, study_folder: Path
+) -> list[Path]:
+    """Write ds_config.json, model.json, train.py with the job package it needs, and launch.sh.
+
+    Args:
+        folder: Where to; made if missing.
+        record: Of the config to hand over.
+        workload: What the study trains.
+        cluster: On what.
+        study_folder: Where the study keeps models and functions that came as Python objects.
 
     Returns:
         The files written, launch.sh last.
 
     Raises:
-        StoreError: The folder cannot be written.
+        StoreError: The folder cannot be written, or the study's folder lacks the model.
     """
     settings = deepspeed_config(record.config, workload, n_ranks=cluster.n_ranks)
     templates = resources.files("bo_tuner.report.templates")
-    job = resources.files("bo_tuner.objectives.training").joinpath("job.py").read_text(encoding="utf-8")
     launch = templates.joinpath("launch.sh").read_text(encoding="utf-8").replace("@COMMAND@", launch_command(cluster))
     launch = launch.replace("@PYTHON@", shlex.quote(sys.executable))
+    kept = JobSources.of(workload, study_folder)
+    if workload.model.source == "function":  # called again where it trains, so that its own weights are there
+        kept = replace(kept, model={"function": workload.model.function})
+    missing = [file for file in kept.pickles if not file.is_file()]
+    if missing:
+        raise StoreError(
+            f"{missing[0]} must hold what this study was given in Python, and is not there: run tune once more where it ran, "
+            "or export from its result"
+        )
+    job = job_of(kept, record.config, workload, seed=0)
     facts = {
-        "architecture": dict(workload.model.architecture),
-        "seq_len": workload.seq_len,
+        "job": _with_names(job, kept),
         "device": cluster.device,
         "measured": {
             "config": record.config.name,
@@ -53,15 +73,39 @@ def write_job(folder: Path, record: TrialRecord, workload: Workload, cluster: Cl
     files = {
         "ds_config.json": json.dumps(settings, indent=2) + "\n",
         "model.json": json.dumps(facts, indent=2) + "\n",
-        "job.py": job,
+        **_job_package(),
         "train.py": templates.joinpath("train.py").read_text(encoding="utf-8"),
         "launch.sh": launch,
     }
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "job").mkdir(parents=True, exist_ok=True)
+        kept.copied_to(folder)
         for name, text in files.items():
             (folder / name).write_text(text, encoding="utf-8")
         (folder / "launch.sh").chmod(0o755)
     except OSError as error:
         raise StoreError(f"--out must be a folder that can be written, and {folder} is not: {error}") from error
-    return [folder / name for name in files]
+    return [*(folder / file.name for file in kept.pickles), *(folder / name for name in files)]
+
+
+def _job_package() -> dict[str, str]:
+    """The code that was measured, by its place in the exported folder."""
+    package = resources.files("bo_tuner.objectives.training.job")
+    return {
+        f"job/{entry.name}": entry.read_text(encoding="utf-8")
+        for entry in sorted(package.iterdir(), key=lambda entry: entry.name)
+        if entry.name.endswith(".py")
+    }
+
+
+def _with_names(job: dict[str, Any], sources: JobSources) -> dict[str, Any]:
+    """The job with pickles by their bare names, which train.py looks for beside itself."""
+    names = {str(file): file.name for file in sources.pickles}
+
+    def named(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: named(part) for key, part in value.items()}
+        return names.get(value, value) if isinstance(value, str) else value
+
+    found: dict[str, Any] = named(job)
+    return found

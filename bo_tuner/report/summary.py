@@ -72,8 +72,9 @@ def summary_text(
     lines.append(f"\n{n_configs} of {n_candidates} candidates ran: {counted or 'none finished'}")
     if limit_bytes is not None:
         for layout, proof in memory_proofs(records, limit_bytes=limit_bytes).items():
+            in_flight = f" with {layout.grad_accum_steps} in flight" if layout.pipeline_depth > 1 else ""
             lines.append(
-                f"z{layout.zero_stage}: micro-batch {proof.micro_batch_size} and larger do not fit (trial {proof.trial})"
+                f"{layout.layout_name}: micro-batch {proof.micro_batch_size} and larger{in_flight} do not fit (trial {proof.trial})"
             )
     lines += _median_trial(records)
     best = best_of(records)

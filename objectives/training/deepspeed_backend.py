@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bo_tuner.config import TrainConfig
-from bo_tuner.workload import Workload
+from bo_tuner.workload import OPTIMIZERS, Workload
 
 __all__ = ["DeepSpeedBackEnd", "deepspeed_config"]
 
@@ -17,15 +17,17 @@ _NEVER = 2**31 - 1
 
 
 class DeepSpeedBackEnd:
-    """What DeepSpeed can run for us today: data parallelism with ZeRO 0 to 3."""
+    """What DeepSpeed can run for us today: data parallelism with ZeRO 0 to 3, and pipelines with ZeRO 0 and 1.
+
+    ZeRO 2 and 3 would reduce or gather in every micro-batch of a pipeline; DeepSpeed refuses them.
+    """
 
     def legal(self, config: TrainConfig) -> bool:
         """DeepSpeed runs `config`."""
         return (
-            config.pipeline_depth == 1
+            (config.pipeline_depth == 1 or config.zero_stage <= 1)
             and config.tensor_parallel == 1
             and config.pipeline_schedule == "1f1b"
-            and not config.recompute
             and config.offload == "none"
         )
 
@@ -47,15 +49,12 @@ def deepspeed_config(config: TrainConfig, workload: Workload, *, n_ranks: int) -
         zero |= {"reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
     elif config.zero_stage == 3:
         zero |= {"reduce_bucket_size": bucket, "stage3_prefetch_bucket_size": bucket // 10}
-    optimizer_params: dict[str, Any] = {"lr": _LEARNING_RATE, "torch_adam": True}
-    if workload.optimizer == "adam":
-        optimizer_params["adam_w_mode"] = False
     settings: dict[str, Any] = {
         "train_batch_size": config.global_batch(n_ranks),
         "train_micro_batch_size_per_gpu": config.micro_batch_size,
         "gradient_accumulation_steps": config.grad_accum_steps,
         "zero_optimization": zero,
-        "optimizer": {"type": {"adam": "Adam", "adamw": "AdamW"}[workload.optimizer], "params": optimizer_params},
+        **_optimizer(workload.optimizer),
         "zero_allow_untested_optimizer": True,
         "steps_per_print": _NEVER,
         "wall_clock_breakdown": False,
@@ -63,3 +62,13 @@ def deepspeed_config(config: TrainConfig, workload: Workload, *, n_ranks: int) -
     if workload.precision != "fp32":
         settings[workload.precision] = {"enabled": True}
     return settings
+
+
+def _optimizer(name: str) -> dict[str, Any]:
+    """Nothing for a user's own, which DeepSpeed is handed as an object."""
+    if name not in OPTIMIZERS:
+        return {}
+    params: dict[str, Any] = {"lr": _LEARNING_RATE, "torch_adam": True}
+    if name == "adam":
+        params["adam_w_mode"] = False
+    return {"optimizer": {"type": {"adam": "Adam", "adamw": "AdamW"}[name], "params": params}}

@@ -1,31 +1,45 @@
-"""`ModelFacts`: what is known of a model before the first trial, read in a process of its own without its weights."""
+"""`ModelFacts`: what is known of a model before the first trial, found in a process of its own."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from bo_tuner.errors import ConfigError, LaunchError, ModelError
 from bo_tuner.objectives.launch import ForkServer
 from bo_tuner.objectives.launch.channel import Channel
-from bo_tuner.workload import ModelSpec
+from bo_tuner.objectives.training.sources import MODEL_FILE, JobSources
+from bo_tuner.workload import ModelStructure, Workload
 
-__all__ = ["ModelFacts", "model_facts"]
+__all__ = ["Balance", "ModelFacts", "model_facts"]
+
+Balance = Literal["time", "parameters"]
 
 _TARGET = "bo_tuner.objectives.training.facts:report_facts"
-_LONGEST_S = 120.0
+_LONGEST_S = 600.0
+_N_TRIED = 8
+"""Micro-batches of the user's data that are looked at: as many as the shortest trial needs, and one more."""
+_LONGEST_LOOK_S = 5.0
+"""If they come slowly, fewer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """A model's size, and what its device can do."""
+    """A model's size and structure, and what its device can do."""
 
     n_parameters: int
     """Tied ones once."""
+    structure: ModelStructure
+    architecture: Mapping[str, Any]
+    """A Hugging Face config, also of such a model from code; empty for others."""
+    digest: str
+    """Of the parameters of a model from code."""
+    seq_len: int
+    """Tokens of a sample, as asked for, or of the user's samples."""
     is_fp16_supported: bool
     """By DeepSpeed on this device."""
     is_bf16_supported: bool
@@ -33,19 +47,49 @@ class ModelFacts:
     """Of python, torch, deepspeed, transformers, and cuda where there is one."""
 
 
-def model_facts(model: ModelSpec, server: ForkServer) -> ModelFacts:
-    """Build `model` on the meta device in a child of `server`.
+def model_facts(
+    workload: Workload,
+    server: ForkServer,
+    sources: JobSources | None = None,
+    *,
+    device: str = "cpu",
+    balance: Balance = "time",
+    seq_len: int | None = None,
+    longest_wait_s: float = 120.0,
+) -> ModelFacts:
+    """Build the model of `workload` in a child of `server`, look at the user's data, and measure the layers.
+
+    The structure of a model that a function makes is written into the server's folder.
+
+    Args:
+        workload: As far as it is known.
+        server: Started or not.
+        sources: Where model and data come from; None follows from `workload`.
+        device: Where layers are measured.
+        balance: What layers are weighed by.
+        seq_len: Tokens of a sample; None takes those of the user's data.
+        longest_wait_s: Seconds that the user's data may take to give a micro-batch.
 
     Raises:
-        ModelError: Its constructor raises, or transformers does not know it.
+        ModelError: The model cannot be built or used, or the data cannot; the text says why.
         LaunchError: The child died without a word.
     """
+    sources = sources or JobSources.of(workload, server.run_dir)
+    request = {
+        "job": {**asdict(sources), "seq_len": workload.seq_len, "seed": 0},
+        "seq_len": seq_len,
+        "precision": workload.precision,
+        "device": device,
+        "balance": balance,
+        "longest_wait_s": longest_wait_s,
+        "structure": str(server.run_dir / MODEL_FILE),
+    }
     spec = server.run_dir / "facts.json"
-    spec.write_text(json.dumps({"architecture": dict(model.architecture)}), encoding="utf-8")
+    spec.write_text(json.dumps(request), encoding="utf-8")
     log = server.run_dir / "facts.log"
-    group = server.launch(_TARGET, spec=spec, environments=[{}], logs=[log])
+    group = server.launch(_TARGET, spec=spec, environments=[{"LOCAL_RANK": "0"}], logs=[log])
     answer: dict[str, Any] | None = None
-    deadline = time.monotonic() + _LONGEST_S
+    deadline = time.monotonic() + _LONGEST_S + longest_wait_s
     try:
         while answer is None and time.monotonic() < deadline:
             answer = next((message for _, message in group.poll(0.1)), None)
@@ -53,11 +97,13 @@ def model_facts(model: ModelSpec, server: ForkServer) -> ModelFacts:
                 break
     finally:
         group.kill()
+    name = workload.model.name
     if answer is None:
-        raise LaunchError(f"model {model.name} could not be looked at: {log.read_text()[-500:].strip() or 'no answer'}")
+        last = log.read_text(encoding="utf-8", errors="replace")[-500:].strip() if log.exists() else ""
+        raise LaunchError(f"model {name} could not be looked at: {last or 'no answer'}")
     if "error" in answer:
-        raise ModelError(f"model {model.name} must build from its config, and does not: {answer['error']}")
-    return ModelFacts(**answer)
+        raise ModelError(f"model {name} must be one that can be trained: {answer['error']}")
+    return ModelFacts(**{**answer, "structure": ModelStructure.from_dict(answer["structure"])})
 
 
 def check_precision(precision: str, facts: ModelFacts, *, device: str) -> None:
@@ -76,14 +122,19 @@ def check_precision(precision: str, facts: ModelFacts, *, device: str) -> None:
 
 def report_facts(channel: Channel, rank: int, spec: Path) -> None:
     """What the child does."""
+    from bo_tuner.objectives.training.job import JobError
+
+    request = json.loads(spec.read_text(encoding="utf-8"))
     try:
-        channel.send(_facts(json.loads(spec.read_text(encoding="utf-8"))["architecture"]))
+        channel.send(_facts(channel, request))
+    except JobError as error:
+        channel.send({"error": str(error)})
     except Exception as error:  # noqa: BLE001  # a model may raise anything
         text = " ".join(str(error).split())
         channel.send({"error": f"{type(error).__name__}: {text[:500]}"})
 
 
-def _facts(architecture: Mapping[str, Any]) -> dict[str, Any]:
+def _facts(channel: Channel, request: Mapping[str, Any]) -> dict[str, Any]:
     import platform
 
     import deepspeed
@@ -91,10 +142,29 @@ def _facts(architecture: Mapping[str, Any]) -> dict[str, Any]:
     import transformers
     from deepspeed.accelerator import get_accelerator
 
-    from bo_tuner.objectives.training.job import build_model
+    from bo_tuner.objectives.training import job as training_job
+    from bo_tuner.objectives.training.job.hugging_face import architecture_of
+    from bo_tuner.objectives.training.job.structure import digest, structure_of
+    from bo_tuner.objectives.training.sources import write_object
 
-    with torch.device("meta"):
-        model = build_model(architecture)
+    job: dict[str, Any] = request["job"]
+    source = job["model"]
+    is_new = source.get("function") and source.get("structure")  # the ranks are to find the structure that we write now
+    model = training_job.load_model({**source, "structure": None} if is_new else source)
+    if is_new:
+        model = structure_of(model)
+        write_object(model, Path(request["structure"]), f"the model of {source['function']}")
+    is_from_code = source.get("structure") is not None
+    architecture = architecture_of(model) if is_from_code else source["architecture"]
+    job = {**job, "model": {**source, "architecture": architecture}}
+    if job["data"] is None and not architecture:
+        raise training_job.JobError(
+            f"{type(model).__name__} is none of transformers' models with a loss, so samples for it cannot be made up: give --data"
+        )
+    trainable = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
+    if not trainable:
+        raise training_job.JobError(f"{type(model).__name__} has no parameter to train")
+    batch = _first_batch(channel, job, request["longest_wait_s"])
     versions = {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -103,9 +173,102 @@ def _facts(architecture: Mapping[str, Any]) -> dict[str, Any]:
     }
     if torch.version.cuda:
         versions["cuda"] = torch.version.cuda
+    n_parameters = sum(parameter.numel() for parameter in model.parameters())
+    n_trainable = sum(trainable) if sum(trainable) < n_parameters else None
     return {
-        "n_parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "n_parameters": n_parameters,
+        "structure": asdict(_structure(model, batch, request, n_trainable)),
+        "architecture": architecture if is_from_code else {},
+        "digest": digest(model) if is_from_code else "",
+        "seq_len": request["seq_len"] or (_tokens(batch) if job["data"] else job["seq_len"]),
         "is_fp16_supported": bool(get_accelerator().is_fp16_supported()),
         "is_bf16_supported": bool(get_accelerator().is_bf16_supported()),
         "versions": versions,
     }
+
+
+def _first_batch(channel: Channel, job: Mapping[str, Any], longest_wait_s: float) -> Any:
+    """The first micro-batch, of one sample; of the user's data some more are looked at."""
+    from bo_tuner.objectives.training.job import JobError, Watched, micro_batches
+    from bo_tuner.objectives.training.job.functions import one_line
+
+    def tell_late() -> None:
+        channel.send({"error": f"its data gave no micro-batch for {longest_wait_s:g} s (--data-timeout)"})
+
+    data = Watched(micro_batches(job, micro_batch_size=1), longest_s=longest_wait_s, on_late=tell_late)
+    try:
+        first = next(data)
+        if job["data"] is not None:
+            until = time.monotonic() + _LONGEST_LOOK_S
+            for _ in range(_N_TRIED - 1):
+                if time.monotonic() > until:
+                    break
+                next(data)
+    except JobError:
+        raise
+    except Exception as error:
+        raise JobError(f"its data must not raise, and raises {type(error).__name__}: {one_line(error)}") from error
+    return first
+
+
+def _tokens(batch: Any) -> int:
+    """Tokens of a sample, as far as its shape tells: the second dimension of the first tensor of whole numbers, else 1."""
+    import torch
+
+    values = (
+        list(batch.values()) if isinstance(batch, Mapping) else batch if isinstance(batch, tuple | list) else [batch]
+    )
+    if values and isinstance(values[0], tuple | list):
+        values = list(values[0])
+    first = next((value for value in values if isinstance(value, torch.Tensor)), None)
+    is_tokens = first is not None and first.dim() >= 2 and not first.is_floating_point()
+    return int(first.shape[1]) if is_tokens and first is not None else 1
+
+
+def _structure(model: Any, batch: Any, request: Mapping[str, Any], n_trainable: int | None) -> ModelStructure:
+    """How the model can be cut and recomputed, and the reasons where it cannot."""
+    import torch
+
+    from bo_tuner.objectives.training.job import JobError
+    from bo_tuner.objectives.training.job.data import moved
+    from bo_tuner.objectives.training.job.recompute import recomputed_layers
+    from bo_tuner.objectives.training.job.split import as_stack
+    from bo_tuner.objectives.training.job.structure import initialiser
+    from bo_tuner.objectives.training.profile import layer_parameters, layer_times
+
+    plain_because = whole_because = ""
+    costs: list[float] = []
+    unit = ""
+    try:
+        recomputed_layers(model)
+    except JobError as error:
+        plain_because = str(error)
+    try:
+        if n_trainable is not None:
+            raise JobError("some of its weights are frozen, and a gradient must flow through every cut of a pipeline")
+        stack = as_stack(model)
+        costs, unit = [float(count) for count in layer_parameters(stack)], "parameters"
+        device = torch.device(request["device"])
+        dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[request["precision"]]
+        is_timed = request["balance"] == "time"
+        times = layer_times(
+            stack,
+            moved(batch, device),
+            device=device,
+            dtype=dtype,
+            initialise=initialiser(model),
+            n_repeats=3 if is_timed else 0,
+        )
+        if is_timed:
+            costs, unit = times, "seconds"
+    except torch.OutOfMemoryError:
+        pass  # one layer of one sample; their parameters will have to do
+    except JobError as error:
+        costs, unit, whole_because = [], "", str(error)
+    return ModelStructure(
+        n_trainable=n_trainable,
+        layer_costs=tuple(costs),
+        cost_unit=unit,
+        whole_because=whole_because,
+        plain_because=plain_because,
+    )

@@ -42,7 +42,11 @@ def of_exception(error: BaseException, *, phase: str, cap_bytes: int | None = No
     """
     import torch
 
+    from bo_tuner.objectives.training.job import JobError
+
     text = _one_line(error)
+    if isinstance(error, JobError):
+        return RankFailure(outcome=Outcome.FAILED, reason=text)
     if isinstance(error, torch.OutOfMemoryError):
         requested = _cuda_request(text)
         over_cap = cap_bytes is not None and torch.cuda.memory_reserved() + (requested or 0) > cap_bytes
@@ -62,7 +66,10 @@ def of_exception(error: BaseException, *, phase: str, cap_bytes: int | None = No
             return RankFailure(outcome=Outcome.OOM, reason=_short(text))
     if phase == "initialize" and isinstance(error, AssertionError | ValueError | NotImplementedError):
         return RankFailure(outcome=Outcome.REJECTED, reason=f"DeepSpeed refuses it: {_short(text)}")
-    return RankFailure(outcome=Outcome.FAILED, reason=f"{type(error).__name__} in {phase}: {_short(text)}")
+    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+    return RankFailure(
+        outcome=Outcome.FAILED, reason=f"{type(error).__name__} in {phase}: {_short(text)}{_short(notes)}"
+    )
 
 
 def of_exit(code: int, *, rank: int, n_oom_kills: int) -> RankFailure:

@@ -19,6 +19,7 @@ from bo_tuner.objectives.launch import ForkServer
 from bo_tuner.objectives.training import extensions
 from bo_tuner.objectives.training.deepspeed_backend import deepspeed_config
 from bo_tuner.objectives.training.rank import PRELOAD
+from bo_tuner.objectives.training.sources import JobSources, job_of
 from bo_tuner.objectives.training.watch import TrialWatch
 from bo_tuner.outcome import TrialLimits, TrialResult
 from bo_tuner.workload import Workload
@@ -68,7 +69,15 @@ class TrainingObjective:
     """Real training steps under DeepSpeed. Implements `Objective`."""
 
     def __init__(
-        self, workload: Workload, cluster: Cluster, server: ForkServer, *, log_dir: Path, seed: int = 0
+        self,
+        workload: Workload,
+        cluster: Cluster,
+        server: ForkServer,
+        *,
+        log_dir: Path,
+        seed: int = 0,
+        sources: JobSources | None = None,
+        longest_wait_s: float = 120.0,
     ) -> None:
         """Measure `workload` on `cluster` with ranks of `server`.
 
@@ -78,7 +87,11 @@ class TrainingObjective:
             server: From `training_server`.
             log_dir: The ranks' output goes here, one file per trial and rank.
             seed: Of the synthetic data.
+            sources: Where ranks find model, data and optimizer; None follows from `workload`.
+            longest_wait_s: Seconds that the user's data may take to give a micro-batch.
         """
+        self._sources = sources or JobSources.of(workload, server.run_dir)
+        self._longest_wait_s = longest_wait_s
         self._workload = workload
         self._cluster = cluster
         self._server = server
@@ -128,10 +141,9 @@ class TrainingObjective:
 
     def _spec(self, config: TrainConfig, limits: TrialLimits, trial_dir: Path) -> dict[str, Any]:
         return {
-            "architecture": dict(self._workload.model.architecture),
+            "job": job_of(self._sources, config, self._workload, seed=self._seed),
             "ds_config": deepspeed_config(config, self._workload, n_ranks=self._cluster.n_ranks),
-            "seq_len": self._workload.seq_len,
-            "seed": self._seed,
+            "longest_wait_s": self._longest_wait_s if self._sources.data else None,
             "device": self._cluster.device,
             "n_ranks": self._cluster.n_ranks,
             "limit_bytes": limits.memory_bytes,

@@ -16,7 +16,8 @@ from typing import Any
 from bo_tuner.objectives.launch.channel import Channel
 from bo_tuner.objectives.memory import OwnPeak
 from bo_tuner.objectives.training import extensions
-from bo_tuner.objectives.training.failures import of_exception
+from bo_tuner.objectives.training.failures import RankFailure, of_exception
+from bo_tuner.outcome import Outcome
 
 __all__ = ["prepare", "run_rank"]
 
@@ -30,11 +31,13 @@ PRELOAD = (
     "deepspeed.runtime.zero.muon.muon_optimizer",
     "deepspeed.ops.adam",
     "deepspeed.runtime.pipe.engine",
+    "deepspeed.pipe",
     "transformers",
     "transformers.modeling_utils",
     "transformers.models.auto.modeling_auto",
     "bo_tuner.objectives.training.job",
     "bo_tuner.objectives.training.facts",
+    "bo_tuner.objectives.training.job.split",
     "bo_tuner.objectives.training.rank",
 )
 """Imported once, before the first fork. `deepspeed.initialize` imports the deeper ones lazily, in every rank."""
@@ -69,15 +72,24 @@ def run_rank(channel: Channel, rank: int, spec_file: Path) -> None:
     except Exception as error:  # noqa: BLE001  # every end of a rank is judged and reported
         traceback.print_exc()
         failure = of_exception(error, phase=phase, cap_bytes=spec["limit_bytes"] if spec["device"] == "cuda" else None)
-        channel.send(
-            {
-                "event": "failed",
-                "at": time.monotonic(),
-                "outcome": failure.outcome.value,
-                "reason": failure.reason,
-                "requested_bytes": failure.requested_bytes,
-            }
-        )
+        _tell_failure(channel, failure)
+
+
+def _tell_late(channel: Channel, spec: Mapping[str, Any]) -> None:
+    reason = f"the data gave no micro-batch for {spec['longest_wait_s']:g} s (--data-timeout)"
+    _tell_failure(channel, RankFailure(outcome=Outcome.TIMEOUT, reason=reason))
+
+
+def _tell_failure(channel: Channel, failure: RankFailure) -> None:
+    channel.send(
+        {
+            "event": "failed",
+            "at": time.monotonic(),
+            "outcome": failure.outcome.value,
+            "reason": failure.reason,
+            "requested_bytes": failure.requested_bytes,
+        }
+    )
 
 
 def _train(channel: Channel, rank: int, spec: Mapping[str, Any], enter: Callable[[str], None]) -> None:
@@ -94,19 +106,28 @@ def _train(channel: Channel, rank: int, spec: Mapping[str, Any], enter: Callable
         capacity = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(spec["limit_bytes"] / capacity, 1.0), device)
     job.join_group(device, init_method=f"file://{spec['rendezvous']}", rank=rank, world_size=spec["n_ranks"])
-    ds_config = spec["ds_config"]
-    model = job.place_model(spec["architecture"], ds_config, device=device)
+    ds_config, the_job = spec["ds_config"], spec["job"]
+    model = job.place_model(the_job, ds_config, device=device)
     enter("initialize")
-    engine = job.build_engine(model, ds_config)
+    engine = job.build_engine(model, ds_config, optimizer=the_job["optimizer"])
     enter("data")
-    data = job.SyntheticData(spec["architecture"], seq_len=spec["seq_len"], seed=spec["seed"])
-    micro_batches = job.batches(
-        data, micro_batch_size=ds_config["train_micro_batch_size_per_gpu"], rank=rank, seed=spec["seed"]
+    batches = job.micro_batches(
+        the_job,
+        micro_batch_size=ds_config["train_micro_batch_size_per_gpu"],
+        rank=rank,
+        world_size=spec["n_ranks"],
     )
+    data = job.Watched(batches, longest_s=spec["longest_wait_s"], on_late=lambda: _tell_late(channel, spec))
+    data.fetch_first()
     enter("train")
     step = 0
     while True:
-        times = job.run_step(engine, micro_batches, grad_accum_steps=ds_config["gradient_accumulation_steps"])
+        try:
+            times = job.run_step(engine, data, grad_accum_steps=ds_config["gradient_accumulation_steps"])
+        except Exception as error:
+            if step == 0 and not isinstance(error, job.JobError):
+                error.add_note(f"the first batch was {data.first}")
+            raise
         step += 1
         channel.send(
             {

@@ -187,7 +187,7 @@ def test_export_out_writes_the_job_and_prints_its_files(
     answer = json.loads(ended.stdout)
     assert answer["study"] == "shared"
     assert sorted(answer["files"]) == sorted(str(file) for file in out.iterdir())
-    assert {file.name for file in out.iterdir()} == {"ds_config.json", "model.json", "job.py", "train.py", "launch.sh"}
+    assert {file.name for file in out.iterdir()} == {"ds_config.json", "model.json", "job", "train.py", "launch.sh"}
     assert os.access(out / "launch.sh", os.X_OK)
     for file in out.iterdir():
         assert file.read_bytes() == (study_folder / "job" / file.name).read_bytes()  # what tune --out wrote

@@ -41,7 +41,7 @@ def gpu_server(gpu: Cluster) -> Iterator[ForkServer]:
 @pytest.fixture(scope="module")
 def bert_base(gpu: Cluster, gpu_server: ForkServer) -> Workload:
     model = ModelSpec.resolve("bert-base-uncased")
-    facts = model_facts(model, gpu_server)
+    facts = model_facts(Workload(model=model, n_parameters=0, seq_len=128), gpu_server, device="cuda")
     return Workload(model=model, n_parameters=facts.n_parameters, seq_len=128, precision=gpu.usual_precision)
 
 
@@ -86,7 +86,13 @@ def test_the_exported_job_runs_about_as_fast_as_measured(
 ) -> None:
     config = TrainConfig(micro_batch_size=32)
     result = run(bert_base, gpu, gpu_server, tmp_path, config, int(0.92 * gpu.memory_bytes))
-    write_job(tmp_path / "job", TrialRecord(number=0, config=config, result=result), bert_base, gpu)
+    write_job(
+        tmp_path / "job",
+        TrialRecord(number=0, config=config, result=result),
+        bert_base,
+        gpu,
+        study_folder=tmp_path,
+    )
     told = subprocess.run(
         [str(tmp_path / "job" / "launch.sh"), "--steps", "12"], capture_output=True, text=True, check=True, timeout=180
     )

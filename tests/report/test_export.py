@@ -60,7 +60,7 @@ def record(
 def job(record: TrialRecord, workload: Workload, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Its export."""
     folder = tmp_path_factory.mktemp("export") / "job"
-    write_job(folder, record, workload, cluster)
+    write_job(folder, record, workload, cluster, study_folder=folder)
     return folder
 
 
@@ -142,14 +142,17 @@ def test_data_that_is_not_there_gives_one_line(job: Path, environment: dict[str,
     assert ended.stderr.splitlines() == ["--data must be FILE.py:FUNCTION; there is no Python file 'nowhere.py'"]
 
 
-def test_job_py_is_the_code_that_was_measured(job: Path) -> None:
-    measured = resources.files("bo_tuner.objectives.training").joinpath("job.py").read_bytes()
-    assert (job / "job.py").read_bytes() == measured
+def test_the_job_package_is_the_code_that_was_measured(job: Path) -> None:
+    measured = resources.files("bo_tuner.objectives.training.job")
+    names = {entry.name for entry in measured.iterdir() if entry.name.endswith(".py")}
+    assert {file.name for file in (job / "job").iterdir() if file.suffix == ".py"} == names >= {"engine.py", "split.py"}
+    for name in names:
+        assert (job / "job" / name).read_bytes() == measured.joinpath(name).read_bytes()
 
 
 def test_the_exported_files_need_no_bo_tuner(job: Path) -> None:
-    for file in ("job.py", "train.py"):
-        lines = (job / file).read_text(encoding="utf-8").splitlines()
+    for file in (*(job / "job").glob("*.py"), job / "train.py"):
+        lines = file.read_text(encoding="utf-8").splitlines()
         assert [line for line in lines if line.lstrip().startswith(("import bo_tuner", "from bo_tuner"))] == []
 
 
@@ -166,16 +169,16 @@ def test_model_json_says_what_was_measured_and_where(job: Path, record: TrialRec
     assert facts["measured"]["config"] == "z1_gas2_mbs2"
     assert facts["measured"]["samples_per_s"] == record.samples_per_s
     assert facts["measured"]["on"] == str(cluster)
-    assert (facts["device"], facts["seq_len"]) == ("cpu", 16)
+    assert (facts["device"], facts["job"]["seq_len"]) == ("cpu", 16)
 
 
 def test_exporting_again_replaces_the_files_and_keeps_others(
     record: TrialRecord, workload: Workload, cluster: Cluster, tmp_path: Path
 ) -> None:
-    files = write_job(tmp_path, record, workload, cluster)
+    files = write_job(tmp_path, record, workload, cluster, study_folder=tmp_path)
     (tmp_path / "notes.txt").write_text("mine", encoding="utf-8")
     (tmp_path / "ds_config.json").write_text("old", encoding="utf-8")
-    assert write_job(tmp_path, record, workload, cluster) == files
+    assert write_job(tmp_path, record, workload, cluster, study_folder=tmp_path) == files
     assert json.loads((tmp_path / "ds_config.json").read_text(encoding="utf-8"))["train_batch_size"] == 8
     assert (tmp_path / "notes.txt").read_text(encoding="utf-8") == "mine"
 
@@ -185,4 +188,4 @@ def test_a_folder_below_a_file_cannot_be_written_and_says_so(
 ) -> None:
     (tmp_path / "file").write_text("mine", encoding="utf-8")
     with pytest.raises(StoreError, match=r"--out must be a folder that can be written, and .*file.*is not"):
-        write_job(tmp_path / "file" / "job", record, workload, cluster)
+        write_job(tmp_path / "file" / "job", record, workload, cluster, study_folder=tmp_path)

@@ -19,7 +19,7 @@ def report(channel: Channel, rank: int, spec_file: Path) -> None:
     spec: dict[str, Any] = json.loads(spec_file.read_text(encoding="utf-8"))
     device = torch.device("cpu")
     job.join_group(device, init_method=f"file://{spec['rendezvous']}", rank=rank, world_size=2)
-    model: Any = job.place_model(spec["architecture"], spec["ds_config"], device=device)
+    model: Any = job.place_model(spec["job"], spec["ds_config"], device=device)
     spreads: dict[str, float] = {}
     for name, parameter in model.named_parameters():
         with deepspeed.zero.GatheredParameters([parameter]):

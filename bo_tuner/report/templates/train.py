@@ -1,6 +1,6 @@
 """Train the model of model.json with the DeepSpeed config of ds_config.json; launch.sh starts this on every rank.
 
-Needs torch, transformers and deepspeed, not bo_tuner. job.py beside this file is the code that was measured.
+Needs torch, transformers and deepspeed, not bo_tuner. The folder job beside this file is the code that was measured.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--data",
         metavar="FILE.py:FUNCTION",
-        help="a function that returns a torch Dataset of dicts of tensors as the model takes them, labels included; "
-        "default: synthetic samples",
+        help="a function that returns a Dataset of samples as the model takes them, labels included, or a loader of micro-batches; "
+        "default: what was measured",
     )
     parser.add_argument("--workers", type=int, default=0, help="data loading processes per rank (default: 0)")
     parser.add_argument("--save", type=Path, help="folder for a DeepSpeed checkpoint at the end")
@@ -39,26 +39,22 @@ def parse_arguments() -> argparse.Namespace:
             sys.exit(f"--data must be FILE.py:FUNCTION; there is no Python file {file!r}")
         if f"def {name}(" not in Path(file).read_text(encoding="utf-8"):
             sys.exit(f"--data must be FILE.py:FUNCTION; {file} has no function {name!r}")
-    missing = [name for name in ("torch", "deepspeed", "transformers") if importlib.util.find_spec(name) is None]
+    needed = ["torch", "deepspeed", "transformers", *(["cloudpickle"] if any(HERE.glob("*.pkl")) else [])]
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
-        sys.exit(
-            f"{sys.executable} must have torch, deepspeed and transformers; it lacks {', '.join(missing)}: set PYTHON"
-        )
+        sys.exit(f"{sys.executable} must have {', '.join(needed)}; it lacks {', '.join(missing)}: set PYTHON")
     return arguments
 
 
-def load_data(given: str | None, facts: dict[str, Any], seed: int) -> Any:
-    if given is None:
-        import job
-
-        return job.SyntheticData(facts["architecture"], seq_len=facts["seq_len"], seed=seed)
-    file, _, name = given.partition(":")
-    spec = importlib.util.spec_from_file_location("user_data", file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["user_data"] = module  # loading processes look their classes up by name
-    spec.loader.exec_module(module)
-    return getattr(module, name)()
+def load_job(arguments: argparse.Namespace, facts: dict[str, Any]) -> dict[str, Any]:
+    """What is trained, with the paths that hold here."""
+    found = {**facts["job"], "model": dict(facts["job"]["model"]), "seed": arguments.seed}
+    for holder, name in ((found["model"], "structure"), (found, "data"), (found, "optimizer")):
+        if holder.get(name) is not None and holder[name].endswith(".pkl"):
+            holder[name] = str(HERE / holder[name])
+    if arguments.data is not None:
+        found["data"] = arguments.data
+    return found
 
 
 def train(arguments: argparse.Namespace) -> None:
@@ -67,21 +63,24 @@ def train(arguments: argparse.Namespace) -> None:
 
     facts = json.loads((HERE / "model.json").read_text(encoding="utf-8"))
     ds_config = json.loads((HERE / "ds_config.json").read_text(encoding="utf-8"))
+    what = load_job(arguments, facts)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     on_gpu = facts["device"] == "cuda"
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)
     job.join_group(device)
-    data = load_data(arguments.data, facts, arguments.seed)
-    engine = job.build_engine(job.place_model(facts["architecture"], ds_config, device=device), ds_config)
-    batches = job.batches(
-        data,
-        micro_batch_size=ds_config["train_micro_batch_size_per_gpu"],
-        rank=rank,
-        n_workers=arguments.workers,
-        seed=arguments.seed,
+    batches = job.Watched(
+        job.micro_batches(
+            what,
+            micro_batch_size=ds_config["train_micro_batch_size_per_gpu"],
+            rank=rank,
+            world_size=world_size,
+            n_workers=arguments.workers,
+        )
     )
+    model = job.place_model(what, ds_config, device=device)
+    engine = job.build_engine(model, ds_config, optimizer=what["optimizer"])
     times_s: list[float] = []
     loss = float("nan")
     for step in range(1, arguments.steps + 1):

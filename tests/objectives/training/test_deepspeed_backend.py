@@ -51,12 +51,23 @@ def test_adam_is_not_adamw() -> None:
     assert adamw["type"] == "AdamW" and "adam_w_mode" not in adamw["params"]
 
 
+def test_pipelines_run_under_zero_0_and_1_only() -> None:
+    legal = [
+        stage
+        for stage in range(4)
+        if DeepSpeedBackEnd().legal(TrainConfig.from_params({"zero_stage": stage, "pipeline_depth": 2}))
+    ]
+    assert legal == [0, 1]
+    assert all(
+        DeepSpeedBackEnd().legal(TrainConfig.from_params({"zero_stage": stage, "recompute": True}))
+        for stage in range(4)
+    )
+
+
 @pytest.mark.parametrize(
     "params",
     [
-        {"pipeline_depth": 2},
         {"tensor_parallel": 2},
-        {"recompute": True},
         {"offload": "optimizer"},
         {"pipeline_schedule": "2bw"},
     ],

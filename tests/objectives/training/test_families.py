@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,8 @@ TINY: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("family", TINY)
 def test_a_family_trains(family: str, cluster: Cluster, server: ForkServer, tmp_path: Path) -> None:
     model = ModelSpec(name=family, architecture=TINY[family])
-    workload = Workload(model=model, n_parameters=model_facts(model, server).n_parameters, seq_len=16)
+    workload = Workload(model=model, n_parameters=0, seq_len=16)
+    workload = replace(workload, n_parameters=model_facts(workload, server).n_parameters)
     objective = TrainingObjective(workload, cluster, server, log_dir=tmp_path)
     limits = TrialLimits(memory_bytes=2**32, max_steps=3)
     result = objective(TrainConfig(zero_stage=3, micro_batch_size=2), limits=limits, on_event=ignore_events)

@@ -1,0 +1,193 @@
+"""Micro-batches for one rank: from synthetic samples, or from what the user's function gives."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
+
+from .errors import JobError
+from .functions import call_offering, load_function
+from .hugging_face import SyntheticData
+from .pipeline import data_parallel_rank
+
+__all__ = ["Watched", "describe", "micro_batches", "moved"]
+
+
+def micro_batches(
+    job: Mapping[str, Any], *, micro_batch_size: int, rank: int = 0, world_size: int = 1, n_workers: int = 0
+) -> Iterator[Any]:
+    """Endless micro-batches on the host. Replicas draw their own samples; the stages of one replica get the same.
+
+    Args:
+        job: What is trained; `data` names the user's function, or is None for synthetic samples.
+        micro_batch_size: Samples.
+        rank: Of this process.
+        world_size: Ranks.
+        n_workers: Loading processes for a data set; a loader brings its own.
+
+    Raises:
+        JobError: The user's function cannot be called so, or gives no micro-batches of this size.
+    """
+    seed: int = job["seed"]
+    depth = len(job.get("stages") or (0, 0)) - 1
+    world_size //= depth
+    rank = data_parallel_rank(rank, n_replicas=world_size)
+    if job.get("data") is None:
+        samples: Any = SyntheticData(job["model"]["architecture"], seq_len=job["seq_len"], seed=seed)
+        return _drawn(samples, micro_batch_size, seed * 1_000_003 + rank, n_workers)
+    made = call_offering(
+        load_function(job["data"]),
+        "the data function",
+        micro_batch_size=micro_batch_size,
+        rank=rank,
+        world_size=world_size,
+        seed=seed,
+        seq_len=job["seq_len"],
+    )
+    if isinstance(made, IterableDataset):
+        loader = DataLoader(
+            made, batch_size=micro_batch_size, num_workers=n_workers, drop_last=True, pin_memory=_pins()
+        )
+        return _endless(loader, micro_batch_size)
+    if isinstance(made, Dataset) or (hasattr(made, "__getitem__") and hasattr(made, "__len__")):
+        if len(made) == 0:
+            raise JobError("the data set must hold samples; it is empty")
+        return _drawn(made, micro_batch_size, seed * 1_000_003 + rank, n_workers)
+    if not isinstance(made, Iterable):
+        raise JobError(
+            "the data function must return a Dataset, a DataLoader or an iterable of micro-batches; "
+            f"it returned {'nothing' if made is None else type(made).__name__}"
+        )
+    return _endless(made, micro_batch_size)
+
+
+def _drawn(samples: Any, micro_batch_size: int, seed: int, n_workers: int) -> Iterator[Any]:
+    """Samples drawn at random, with replacement."""
+    generator = torch.Generator().manual_seed(seed)
+    sampler = RandomSampler(samples, replacement=True, num_samples=1 << 30, generator=generator)
+    return iter(
+        DataLoader(samples, batch_size=micro_batch_size, sampler=sampler, num_workers=n_workers, pin_memory=_pins())
+    )
+
+
+def _pins() -> bool:
+    return torch.cuda.is_available()
+
+
+def _endless(loader: Iterable[Any], micro_batch_size: int) -> Iterator[Any]:
+    """Epoch after epoch; an incomplete last micro-batch of an epoch is left out, as `drop_last` does."""
+    n_before = 0
+    while True:
+        n_given = 0
+        for batch in loader:
+            size = _n_samples(batch)
+            if size != micro_batch_size:
+                if n_given == 0:
+                    raise JobError(
+                        f"the data must come in micro-batches of {micro_batch_size} samples, and the first has {size}: let the "
+                        "function take micro_batch_size, or return a Dataset"
+                    )
+                continue
+            n_given += 1
+            yield batch
+        if n_given == 0:
+            ended = f"ended after {n_before} micro-batches" if n_before else "is empty"
+            raise JobError(
+                f"the data must go on for as long as training does, and {ended} of {micro_batch_size} samples: return a Dataset, or "
+                "a DataLoader, which can begin again"
+            )
+        n_before += n_given
+
+
+class Watched:
+    """An iterator that adds up the time its consumer waits for it, and tells when that takes too long."""
+
+    def __init__(
+        self, batches: Iterator[Any], *, longest_s: float | None = None, on_late: Callable[[], None] = lambda: None
+    ) -> None:
+        """Wrap `batches`.
+
+        Args:
+            batches: Micro-batches.
+            longest_s: Seconds that one may take; None for any.
+            on_late: Called once, from another thread, when one takes longer.
+        """
+        self.waited_s = 0.0
+        self.first = ""
+        """The first micro-batch in words, once it was fetched."""
+        self._batches = batches
+        self._since: float | None = None
+        if longest_s is not None:
+            threading.Thread(target=self._watch, args=(longest_s, on_late), daemon=True).start()
+
+    def fetch_first(self) -> None:
+        """Fetch the first micro-batch ahead of its use."""
+        batch = next(self)
+        self.first = describe(batch)
+        self._batches = itertools.chain([batch], self._batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        self._since = began = time.perf_counter()
+        try:
+            return next(self._batches)
+        finally:
+            self._since = None
+            self.waited_s += time.perf_counter() - began
+
+    def _watch(self, longest_s: float, on_late: Callable[[], None]) -> None:
+        while True:
+            time.sleep(min(longest_s / 4, 1.0))
+            since = self._since
+            if since is not None and time.perf_counter() - since > longest_s:
+                on_late()
+                return
+
+
+def moved(batch: Any, device: torch.device) -> Any:
+    """`batch` with every tensor on `device`."""
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {name: moved(part, device) for name, part in batch.items()}
+    if isinstance(batch, tuple | list):
+        return tuple(moved(part, device) for part in batch)
+    return batch
+
+
+def _tensors(batch: Any) -> Iterator[Tensor]:
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, Mapping):
+        for part in batch.values():
+            yield from _tensors(part)
+    elif isinstance(batch, tuple | list):
+        for part in batch:
+            yield from _tensors(part)
+
+
+def _n_samples(batch: Any) -> int:
+    first = next((tensor for tensor in _tensors(batch) if tensor.dim()), None)
+    if first is None:
+        raise JobError(f"a batch must hold tensors with samples along the first dimension; got {describe(batch)}")
+    return first.shape[0]
+
+
+def describe(batch: Any) -> str:
+    """A batch in a few words: names, types and shapes."""
+    if isinstance(batch, Tensor):
+        return f"{str(batch.dtype).removeprefix('torch.')} {list(batch.shape)}"
+    if isinstance(batch, Mapping):
+        return ", ".join(f"{name}: {describe(part)}" for name, part in batch.items())
+    if isinstance(batch, tuple | list):
+        return f"({', '.join(describe(part) for part in batch)})"
+    return type(batch).__name__

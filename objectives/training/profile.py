@@ -1,0 +1,134 @@
+"""What each layer of a chain costs, measured one layer at a time: no more than one has weights at any moment."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bo_tuner.objectives.training.job.errors import JobError
+from bo_tuner.objectives.training.job.layers import LayerStack, loss_of
+from bo_tuner.objectives.training.job.structure import Initialise, digest, place
+
+__all__ = ["layer_parameters", "layer_times"]
+
+_LONGEST_S = 1.5
+"""A layer that takes longer is repeated no more."""
+
+
+def layer_parameters(stack: LayerStack) -> list[int]:
+    """Parameters of each layer; tied ones count wherever they are used, those of the loss with the last layer."""
+    counts = [sum(parameter.numel() for parameter in layer.parameters()) for layer in stack.layers]
+    if isinstance(stack.loss, nn.Module):
+        counts[-1] += sum(parameter.numel() for parameter in stack.loss.parameters())
+    return counts
+
+
+def layer_times(
+    stack: LayerStack,
+    batch: Any,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    initialise: Initialise,
+    n_repeats: int = 3,
+) -> list[float]:
+    """Seconds of forward and backward of each layer; layers that are alike are measured once.
+
+    Args:
+        stack: Without weights; left as it is.
+        batch: One micro-batch on `device`.
+        device: Where to measure.
+        dtype: Of weights and activations.
+        initialise: Gives layers their weights.
+        n_repeats: Timed passes after one to warm up; 0 only checks that the layers fit together.
+
+    Raises:
+        JobError: What a layer gives cannot pass from stage to stage.
+    """
+    inputs, labels = stack.pair(batch)
+    times: list[float] = []
+    known: dict[tuple[str, str, str], tuple[float, Any]] = {}
+    for number, original in enumerate(stack.layers):
+        is_last = number == len(stack.layers) - 1
+        name = f"layer {number} ({type(original).__name__})"
+        key = (type(original).__name__, digest(original), _shapes(inputs) + " last" * is_last)
+        if key not in known:
+            layer, loss = copy.deepcopy((original, stack.loss))
+            placed = nn.ModuleList([layer, *([loss] if isinstance(loss, nn.Module) and is_last else [])])
+            place(placed, device=device, initialise=initialise)
+            placed.to(dtype).train()
+            known[key] = _timed(layer, inputs, (loss, labels) if is_last else None, name, dtype, n_repeats)
+            del layer, loss, placed
+        seconds, outputs = known[key]
+        times.append(seconds)
+        inputs = outputs
+    return times
+
+
+def _timed(
+    layer: nn.Module, inputs: Any, end: tuple[Any, Any] | None, name: str, dtype: torch.dtype, n_repeats: int
+) -> tuple[float, Any]:
+    """Best time of a few repeats, after one to warm up, and the output."""
+    best = float("inf")
+    outputs: Any = None
+    began = time.perf_counter()
+    for repeat in range(1 + n_repeats):
+        given = _fresh(inputs, dtype)
+        started = time.perf_counter()
+        outputs = layer(given)
+        if end is None:
+            _check(outputs, name)
+            ends = [tensor for tensor in _tensors(outputs) if tensor.is_floating_point()]
+            torch.autograd.backward(ends, [torch.ones_like(tensor) for tensor in ends])
+        else:
+            torch.autograd.backward(loss_of(end[0](outputs, end[1])))
+        _synchronise(given)
+        if repeat:
+            best = min(best, time.perf_counter() - started)
+            if time.perf_counter() - began > _LONGEST_S:
+                break
+    return best, _detached(outputs)
+
+
+def _synchronise(value: Any) -> None:
+    if any(tensor.is_cuda for tensor in _tensors(value)):
+        torch.cuda.synchronize()
+
+
+def _check(outputs: Any, name: str) -> None:
+    parts = outputs if isinstance(outputs, tuple) else (outputs,)
+    strange = next((part for part in parts if not isinstance(part, Tensor)), None)
+    if strange is not None or not parts:
+        raise JobError(
+            f"{name} gives a {type(outputs).__name__}, and only a tensor or a tuple of tensors passes from stage to stage"
+        )
+    if any(tensor.is_floating_point() and not tensor.requires_grad for tensor in parts):
+        raise JobError(f"{name} gives a floating-point tensor that no gradient flows through")
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    for part in value if isinstance(value, tuple) else (value,):
+        if isinstance(part, Tensor):
+            yield part
+
+
+def _fresh(value: Any, dtype: torch.dtype) -> Any:
+    """Inputs as another stage would send them: floats in the model's type, with a gradient to be asked for."""
+    if isinstance(value, tuple):
+        return tuple(_fresh(part, dtype) for part in value)
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return value.detach().to(dtype).requires_grad_()
+    return value
+
+
+def _detached(value: Any) -> Any:
+    return tuple(part.detach() for part in value) if isinstance(value, tuple) else value.detach()
+
+
+def _shapes(value: Any) -> str:
+    return " ".join(f"{tensor.dtype}{tuple(tensor.shape)}" for tensor in _tensors(value))
