@@ -88,6 +88,7 @@ class Opening:
     def _facts(self) -> ModelFacts:
         workload, cluster = self.wanted.workload, self.wanted.cluster
         start_server(self.server, cluster)
+        print(f"building {workload.model.name} once, to look at it ...", file=sys.stderr, flush=True)
         return model_facts(
             workload,
             self.server,
@@ -150,6 +151,7 @@ class Opening:
         Raises:
             ModelError: It fails; the text says why.
         """
+        print("training for one step, to see that it works ...", file=sys.stderr, flush=True)
         candidates = manifest.space.candidates(manifest.cluster, DeepSpeedBackEnd())
         objective = self.objective(manifest.workload, log_dir=self.server.run_dir / "logs")
         limits = TrialLimits(max_steps=1, warmup_steps=0, deadline_s=_LONGEST_PROBE_S, memory_bytes=self.memory_bytes)

@@ -102,7 +102,11 @@ def show_study(name: str, records: Sequence[TrialRecord], manifest: Manifest) ->
     """A study in text."""
     candidates = manifest.space.candidates(manifest.cluster, DeepSpeedBackEnd())
     summary = summary_text(
-        records, n_candidates=len(candidates), limit_bytes=last_limit_bytes(records), stages=manifest.space.zero_stages
+        records,
+        n_candidates=len(candidates),
+        limit_bytes=last_limit_bytes(records),
+        stages=manifest.space.zero_stages,
+        depths=manifest.space.pipeline_depths,
     )
     return f"{name}\n\n{trials_table(records, n_ranks=manifest.cluster.n_ranks)}\n\n{summary}"
 

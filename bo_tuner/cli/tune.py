@@ -121,7 +121,9 @@ def tune(
     if out is not None:
         files = result.best.export(out)
         print(
-            f"wrote {', '.join(file.name for file in files)} to {out}; train with {out / 'launch.sh'}", file=sys.stderr
+            f"wrote {', '.join(dict.fromkeys(file.relative_to(out).parts[0] for file in files))} to {out}; "
+            f"train with {out / 'launch.sh'}",
+            file=sys.stderr,
         )
 
 

@@ -58,11 +58,20 @@ def trials_table(records: Sequence[TrialRecord], *, n_ranks: int) -> str:
 
 
 def summary_text(
-    records: Sequence[TrialRecord], *, n_candidates: int, limit_bytes: int | None, stages: Sequence[int]
+    records: Sequence[TrialRecord],
+    *,
+    n_candidates: int,
+    limit_bytes: int | None,
+    stages: Sequence[int],
+    depths: Sequence[int] = (1,),
 ) -> str:
-    """The summary that DeepSpeed's tuner prints, per ZeRO stage and over all: trials, best value, best name; then what was
-    ruled out and by which trial."""
+    """The summary that DeepSpeed's tuner prints, per ZeRO stage and over all: trials, best value, best name; likewise per depth where
+    there are pipelines; then what was ruled out and by which trial."""
     groups = [(f"z{stage}", [record for record in records if record.config.zero_stage == stage]) for stage in stages]
+    if max(depths) > 1:
+        groups += [
+            (f"pp{depth}", [record for record in records if record.config.pipeline_depth == depth]) for depth in depths
+        ]
     header = ("space", "trials", "best samples/s", "best name")
     rows = [header, *(_summary_row(name, group) for name, group in groups), _summary_row("all", list(records))]
     lines = _aligned(rows)

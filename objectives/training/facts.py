@@ -127,7 +127,7 @@ def report_facts(channel: Channel, rank: int, spec: Path) -> None:
     request = json.loads(spec.read_text(encoding="utf-8"))
     try:
         channel.send(_facts(channel, request))
-    except JobError as error:
+    except (JobError, ModelError) as error:
         channel.send({"error": str(error)})
     except Exception as error:  # noqa: BLE001  # a model may raise anything
         text = " ".join(str(error).split())

@@ -6,6 +6,7 @@ import io
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import pytest
@@ -120,6 +121,15 @@ def test_a_guarded_trial_proves_nothing_under_a_higher_limit(records: list[Trial
     text = summary_text(records[:4], n_candidates=40, limit_bytes=8 * GIB, stages=(0, 1, 3))
     assert "do not fit" not in text
     assert "do not fit (trial 3)" in summarized(records[:4])
+
+
+def test_where_there_are_pipelines_the_summary_has_a_row_per_depth(records: list[TrialRecord]) -> None:
+    deep = complete(6, replace(config(0, 2), pipeline_depth=2), step_s=0.1)  # one replica: 20/s
+    text = summary_text([*records, deep], n_candidates=40, limit_bytes=None, stages=(0, 1, 3), depths=(1, 2))
+    rows = {row[0]: row[1:] for row in table_rows(text)}
+    assert rows["pp1"] == ["6", "32", "z1_gas1_mbs4"]
+    assert rows["pp2"] == ["1", "20", "z0_pp2_gas1_mbs2"]
+    assert "pp1" not in summarized(records)
 
 
 def test_the_summary_ends_with_the_best(records: list[TrialRecord]) -> None:

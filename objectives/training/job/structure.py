@@ -22,7 +22,8 @@ Initialise = Callable[[nn.Module], None]
 
 
 def structure_of(model: nn.Module) -> nn.Module:
-    """A copy of `model` whose parameters are on the meta device; ties and buffers are kept, and `model` is left as it is.
+    """A copy of `model` whose parameters are on the meta device and whose buffers are on the CPU; ties are kept, and `model` is left
+    as it is.
 
     A deep copy that finds meta tensors where the parameters were: `model.to("meta")` would change the caller's model, lose the
     buffers, and give tied modules a parameter each.
@@ -40,6 +41,9 @@ def structure_of(model: nn.Module) -> nn.Module:
             f"model {type(model).__name__} must be one that copy.deepcopy can copy, and it raises "
             f"{type(error).__name__}: {one_line(error)}"
         ) from error
+    for module in structure.modules():
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            setattr(module, name, buffer if buffer.is_meta else buffer.cpu())  # each rank has a device of its own
     config = getattr(structure, "config", None)
     if hasattr(config, "use_cache"):
         config.use_cache = False  # type: ignore[union-attr]  # keys and values are of no use in training
