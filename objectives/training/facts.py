@@ -234,7 +234,7 @@ def _structure(model: Any, batch: Any, request: Mapping[str, Any], n_trainable: 
     from bo_tuner.objectives.training.job.recompute import recomputed_layers
     from bo_tuner.objectives.training.job.split import as_stack
     from bo_tuner.objectives.training.job.structure import initialiser
-    from bo_tuner.objectives.training.profile import layer_parameters, layer_times
+    from bo_tuner.objectives.training.layer_costs import layer_parameters, layer_times
 
     plain_because = whole_because = ""
     costs: list[float] = []
