@@ -154,8 +154,8 @@ def test_what_is_no_model_at_all_is_refused_by_its_type(given: Any) -> None:
     with pytest.raises(ModelError) as caught:
         ModelSpec.resolve(given)
     assert str(caught.value) == (
-        "a model must be a preset's name, a path to a Hugging Face config, or a transformers config object; "
-        f"got {type(given).__name__}"
+        "a model must be a preset's name, a path to a Hugging Face config, FILE.py:FUNCTION, a transformers config or a "
+        f"torch module; got {type(given).__name__}"
     )
 
 
