@@ -13,7 +13,7 @@ from typing import Any, Literal
 from bo_tuner.errors import ClusterError, ConfigError
 from bo_tuner.text import gib
 
-__all__ = ["Cluster", "MemoryLimit"]
+__all__ = ["Cluster", "DeviceKind", "MemoryLimit", "visible_indices"]
 
 _UNITS = {
     "kib": 2**10,

@@ -66,6 +66,7 @@ LAYERS = (
     {"samplers"},
     {"objectives"},
     {"storage"},
+    {"doctor"},
     {"engine"},
     {"report"},
     {"opening"},

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from bo_tuner.cli.dashboard import dashboard
+from bo_tuner.cli.doctor import doctor
 from bo_tuner.cli.studies import export, list_studies, show
 from bo_tuner.cli.tune import tune
 from bo_tuner.errors import BoTunerError
@@ -37,6 +38,7 @@ app.command()(show)
 app.command()(export)
 app.command()(dashboard)
 app.command(name="list")(list_studies)
+app.command()(doctor)
 
 
 def main(arguments: list[str] | None = None) -> int:

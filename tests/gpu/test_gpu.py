@@ -11,6 +11,7 @@ import pytest
 
 from bo_tuner.cluster import Cluster
 from bo_tuner.config import TrainConfig
+from bo_tuner.doctor import Status, examine
 from bo_tuner.errors import ClusterError
 from bo_tuner.objectives import ignore_events
 from bo_tuner.objectives.launch import ForkServer
@@ -97,3 +98,10 @@ def test_the_exported_job_runs_about_as_fast_as_measured(
         [str(tmp_path / "job" / "launch.sh"), "--steps", "12"], capture_output=True, text=True, check=True, timeout=180
     )
     assert json.loads(told.stdout.splitlines()[-1])["samples_per_s"] == pytest.approx(result.samples_per_s, rel=0.5)
+
+
+def test_the_doctor_finds_the_gpu_and_its_ranks_meet_over_nccl(gpu: Cluster) -> None:
+    findings = {finding.name: finding for finding in examine(device="cuda", n_ranks=1, tell=print)}
+    assert not [finding for finding in findings.values() if finding.status is Status.FAIL]
+    assert findings["gpu 0"].details["memory_bytes"] >= gpu.memory_bytes
+    assert findings["process group"].details["back_end"] == "NCCL"

@@ -47,3 +47,19 @@ def raise_error(channel: Channel, rank: int, spec: Path) -> None:
 def crash(channel: Channel, rank: int, spec: Path) -> None:
     """End by a segmentation fault."""
     os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def meet_alone(channel: Channel, rank: int, spec: Path) -> None:
+    """Rank 0 joins the doctor's group; no other rank comes."""
+    from bo_tuner.doctor.ranks import join_and_reduce
+
+    if rank == 0:
+        join_and_reduce(channel, rank, spec)
+    time.sleep(3600)
+
+
+def meet_and_leave(channel: Channel, rank: int, spec: Path) -> None:
+    """Say that the group is formed, then fail."""
+    channel.send({"event": "formed", "seconds": 0.1})
+    time.sleep(0.5)
+    raise RuntimeError("on purpose")
