@@ -98,7 +98,7 @@ def meeting(
         "device": cluster.device,
         "n_ranks": cluster.n_ranks,
         "rendezvous": str(server.run_dir / "doctor.rendezvous"),
-        "timeout_s": longest_s,
+        "timeout_s": 2 * longest_s,  # we give up first, and see where they wait
         "sizes": _SIZES,
     }
     spec.write_text(json.dumps(description), encoding="utf-8")

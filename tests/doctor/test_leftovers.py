@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import shlex
 import subprocess
@@ -70,11 +69,12 @@ def test_shared_memory_that_no_process_uses_is_told_with_its_size_and_a_command(
 
 
 def test_shared_memory_that_is_mapped_is_in_use_after_its_file_was_closed(tmp_path: Path) -> None:
+    import torch
+
     segment = a_segment(tmp_path)
-    with segment.open("r+b") as file:
-        mapped = mmap.mmap(file.fileno(), 0)
-    with mapped:
-        assert shared_segments(folder=tmp_path).status is Status.OK
+    mapped = torch.from_file(str(segment), shared=True, size=4096, dtype=torch.uint8)  # keeps the mapping alone
+    assert shared_segments(folder=tmp_path).status is Status.OK
+    del mapped
     assert shared_segments(folder=tmp_path).status is Status.WARN
 
 
