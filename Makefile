@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: quickstart test install check lint types wheel-check clean
+.PHONY: quickstart test docs install check lint types wheel-check clean
 
 quickstart: $(STAMP)
 	$(BIN)/bo-tuner tune bert-tiny --seq-len 128 --max-global-batch 64 --budget "12 trials, 4m" --out bo_tuner_export
@@ -12,6 +12,9 @@ quickstart: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/pytest
+
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 install: $(STAMP)
 
