@@ -251,7 +251,7 @@ def test_a_larger_budget_goes_on_with_the_same_study_and_keeps_its_trials(
     assert later["spent"]["seconds"] > told["spent"]["seconds"]
 
 
-@pytest.mark.parametrize("command", ["tune", "show", "export", "dashboard", "list"])
+@pytest.mark.parametrize("command", ["tune", "show", "export", "dashboard", "list", "doctor"])
 def test_help_shows_the_default_of_every_option(run: Run, tmp_path: Path, command: str) -> None:
     ended = run(command, "--help", cwd=tmp_path)
     assert ended.returncode == 0
@@ -265,5 +265,5 @@ def test_help_shows_the_default_of_every_option(run: Run, tmp_path: Path, comman
 def test_help_of_the_program_names_every_command(run: Run, tmp_path: Path) -> None:
     ended = run("--help", cwd=tmp_path)
     assert ended.returncode == 0
-    for command in ("tune", "show", "export", "dashboard", "list"):
+    for command in ("tune", "show", "export", "dashboard", "list", "doctor"):
         assert re.search(rf"^  {command} ", ended.stdout, re.MULTILINE)
