@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bo_tuner.errors import ConfigError
-from bo_tuner.text import count
+from bo_tuner.text import count, duration
 
 __all__ = ["Budget", "Spent"]
 
@@ -25,6 +25,16 @@ class Spent:
     """Time a process was driving the study, interrupted trials included."""
     device_seconds: float = 0.0
     """The same, times the ranks it held."""
+
+    @property
+    def n_devices(self) -> float:
+        """Held at a time; 0 before any time was spent."""
+        return self.device_seconds / self.seconds if self.seconds else 0.0
+
+    def later(self, seconds: float) -> Spent:
+        """What it will have used after `seconds` more on the same devices, when no trial ends meanwhile."""
+        device_seconds = self.device_seconds + seconds * self.n_devices
+        return replace(self, seconds=self.seconds + seconds, device_seconds=device_seconds)
 
     def to_dict(self) -> dict[str, float]:
         """As `show --json` prints it."""
@@ -84,13 +94,33 @@ class Budget:
             or (self.device_hours is not None and spent.device_seconds >= self.device_hours * 3600)
         )
 
+    def used(self, spent: Spent) -> str:
+        """What is used of what there is, for people: "13 of 20 trials, 48m00s of 1h00m"."""
+        parts: list[str] = []
+        if self.trials is not None:
+            parts.append(f"{spent.trials} of {count(self.trials, 'trial')}")
+        if self.seconds is not None:
+            parts.append(f"{duration(spent.seconds)} of {duration(self.seconds)}")
+        if self.device_hours is not None:
+            parts.append(f"{spent.device_seconds / 3600:.2f} of {self.device_hours:g} gpu-h")
+        return ", ".join(parts)
+
+    def fraction_used(self, spent: Spent) -> float:
+        """Of the limit that is nearest to being reached, from 0 to 1."""
+        limits = (
+            (spent.trials, self.trials),
+            (spent.seconds, self.seconds),
+            (spent.device_seconds / 3600, self.device_hours),
+        )
+        return min(max(used / limit for used, limit in limits if limit is not None), 1.0)
+
     def left(self, spent: Spent) -> str:
         """What remains, for people: "7 trials, 12m00s left"."""
         parts: list[str] = []
         if self.trials is not None:
             parts.append(count(max(self.trials - spent.trials, 0), "trial"))
         if self.seconds is not None:
-            parts.append(_duration(max(self.seconds - spent.seconds, 0.0)))
+            parts.append(duration(max(self.seconds - spent.seconds, 0.0)))
         if self.device_hours is not None:
             parts.append(f"{max(self.device_hours - spent.device_seconds / 3600, 0.0):.2f} gpu-h")
         return ", ".join(parts) + " left"
@@ -130,11 +160,3 @@ def _read(part: str, whole: str) -> tuple[str, float]:
             raise ConfigError(f"--budget must read {_EXAMPLES}; got the unit {match['unit']!r} in {whole!r}")
         seconds += number * _UNITS_S[unit]
     return ("time", seconds)
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours}h{minutes:02d}m"
-    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"

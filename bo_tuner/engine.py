@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from bo_tuner.budget import Budget, Spent
@@ -41,8 +43,12 @@ class Snapshot:
     records: Sequence[TrialRecord]
     budget: Budget
     spent: Spent
+    taken_at: float = field(default_factory=time.monotonic)
+    """Of `time.monotonic`: the moment that `spent` holds for."""
     running: TrialRecord | None = None
     """The trial that runs now."""
+    running_since: float | None = None
+    """Of `time.monotonic`: when its present try began; None when nobody knows."""
     event: TrialEvent | None = None
     """The newest of that trial."""
     memory_limit_bytes: int = 0
@@ -50,7 +56,7 @@ class Snapshot:
 
 
 class Progress(Protocol):
-    """Told of a study's progress. `shows` is called often, `ended` once a trial."""
+    """Told of a study's progress. `shows` is called often, `ended` once a trial, `close` when nothing more comes."""
 
     def shows(self, snapshot: Snapshot) -> None:
         """A step was made."""
@@ -58,6 +64,10 @@ class Progress(Protocol):
 
     def ended(self, record: TrialRecord, snapshot: Snapshot) -> None:
         """A trial has its result."""
+        ...
+
+    def close(self) -> None:
+        """The run is over, or was interrupted: leave the terminal as it was found."""
         ...
 
 
@@ -98,13 +108,17 @@ class Engine:
         self._progress = progress
 
     def run(self) -> StopReason:
-        """Go on with the study until it ends.
+        """Go on with the study until it ends; then the progress is closed.
 
         Raises:
             StoreError: The storage stopped answering.
             StudyBusyError: Another process took the study over.
             LaunchError: Trials cannot be started at all.
         """
+        with contextlib.closing(self._progress):
+            return self._run()
+
+    def _run(self) -> StopReason:
         self._store.use_sampler(self._sampler)
         n_before = len(self._store.records())
         for interrupted in self._store.settle():
@@ -166,20 +180,19 @@ class Engine:
         return max(_LEAST_DEADLINE_S, _PATIENCE * (max(starts) + steps_s))
 
     def _sink(self, record: TrialRecord, records: Sequence[TrialRecord]) -> EventSink:
+        started = time.monotonic()
+
         def sink(event: TrialEvent) -> None:
-            self._progress.shows(self._snapshot(records, running=record, event=event))
+            snapshot = self._snapshot(records)
+            self._progress.shows(replace(snapshot, running=record, running_since=started, event=event))
 
         return sink
 
-    def _snapshot(
-        self, records: Sequence[TrialRecord], *, running: TrialRecord | None = None, event: TrialEvent | None = None
-    ) -> Snapshot:
+    def _snapshot(self, records: Sequence[TrialRecord]) -> Snapshot:
         return Snapshot(
             records=records,
             budget=self._budget,
             spent=self._store.spent(records),
-            running=running,
-            event=event,
             memory_limit_bytes=self._memory_bytes,
         )
 

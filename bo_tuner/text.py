@@ -5,12 +5,21 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["count", "did_you_mean", "gib", "rate"]
+__all__ = ["count", "did_you_mean", "duration", "gib", "rate"]
 
 
 def count(number: int, noun: str) -> str:
     """ "1 trial", "2 trials"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as "12s", "3m07s" or "2h05m"."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}h{minutes:02d}m"
+    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
 
 
 def gib(n_bytes: int) -> str:

@@ -21,7 +21,7 @@ from bo_tuner.objectives.training.sources import MODEL_FILE, model_spec, named, 
 from bo_tuner.open_candidates import OpenCandidates
 from bo_tuner.opening import LONGEST_STEP_S, Opening, introduction, start_server
 from bo_tuner.outcome import Measurement
-from bo_tuner.report import LineProgress, study_to_dict, write_job
+from bo_tuner.report import default_progress, study_to_dict, write_job
 from bo_tuner.samplers import make_sampler
 from bo_tuner.samplers.table import check_sampler_name
 from bo_tuner.space import BatchRule, SearchSpace
@@ -161,7 +161,8 @@ def tune(
         recompute: Whether activations are recomputed: `both` tries it, `on`, `off`.
         sampler: `tpe`, `random` or `grid`.
         seed: Of the sampler and the synthetic data.
-        progress: Is told how it goes; None writes lines to stderr, `bo_tuner.report.SilentProgress()` none.
+        progress: Is told how it goes; None shows it live in a terminal or notebook and writes lines elsewhere,
+            `bo_tuner.report.SilentProgress()` says nothing.
 
     Returns:
         The study: its best trial, all trials, the Optuna study.
@@ -196,7 +197,7 @@ def tune(
     )
     space.candidates(cluster, DeepSpeedBackEnd())  # says at once if there are none
     location = Location(storage)
-    progress = progress or LineProgress()
+    progress = progress or default_progress()
     try:
         location.check_writable()
         with training_server(cluster) as server:

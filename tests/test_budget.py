@@ -141,3 +141,27 @@ def test_what_is_left_is_told_for_people_and_never_below_zero(budget: Budget, sp
 def test_spending_is_told_to_programs_in_gpu_hours() -> None:
     spent = Spent(trials=3, seconds=12.34567, device_seconds=7200)
     assert spent.to_dict() == {"trials": 3, "seconds": 12.346, "gpu_h": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("budget", "used", "fraction"),
+    [
+        (Budget(trials=20), "13 of 20 trials", 0.65),
+        (Budget(seconds=900), "3m00s of 15m00s", 0.2),
+        (Budget(device_hours=2), "0.10 of 2 gpu-h", 0.05),
+        (Budget(trials=20, seconds=200, device_hours=2), "13 of 20 trials, 3m00s of 3m20s, 0.10 of 2 gpu-h", 0.9),
+        (Budget(trials=5), "13 of 5 trials", 1.0),
+    ],
+)
+def test_what_is_used_is_told_for_people_and_as_the_fraction_of_the_nearest_limit(
+    budget: Budget, used: str, fraction: float
+) -> None:
+    spent = Spent(trials=13, seconds=180, device_seconds=360)
+    assert budget.used(spent) == used
+    assert budget.fraction_used(spent) == pytest.approx(fraction)
+
+
+def test_spending_goes_on_on_the_devices_that_it_was_for() -> None:
+    spent = Spent(trials=3, seconds=10, device_seconds=40)
+    assert spent.later(5) == Spent(trials=3, seconds=15, device_seconds=60)
+    assert Spent().later(5) == Spent(seconds=5)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -100,12 +101,16 @@ class Told:
     def __init__(self) -> None:
         self.shown: list[Snapshot] = []
         self.over: list[tuple[TrialRecord, Snapshot]] = []
+        self.n_closed = 0
 
     def shows(self, snapshot: Snapshot) -> None:
         self.shown.append(snapshot)
 
     def ended(self, record: TrialRecord, snapshot: Snapshot) -> None:
         self.over.append((record, snapshot))
+
+    def close(self) -> None:
+        self.n_closed += 1
 
 
 class Bench:
@@ -294,6 +299,23 @@ def test_progress_is_told_of_every_event_and_once_of_every_end(bench: Bench) -> 
     assert len(told.shown) == 4
     assert [snapshot.running.number if snapshot.running else None for snapshot in told.shown] == [0, 0, 1, 2]
     assert all(snapshot.event is not None and snapshot.memory_limit_bytes == LIMIT_BYTES for snapshot in told.shown)
+    assert told.n_closed == 1
+
+
+def test_progress_is_told_when_each_try_began(bench: Bench) -> None:
+    told = Told()
+    started = time.monotonic()
+    bench.run(Analytic(script={"z0_gas1_mbs1": [Outcome.TIMEOUT]}), "2 trials", progress=told)
+    began = [snapshot.running_since or 0.0 for snapshot in told.shown]
+    assert len(set(began)) == 3
+    assert started <= began[0] and began == sorted(began) and began[-1] <= time.monotonic()
+
+
+def test_progress_is_closed_when_a_run_is_interrupted(bench: Bench) -> None:
+    told = Told()
+    with pytest.raises(KeyboardInterrupt):
+        bench.run(Analytic(interrupts_at=2), "3 trials", progress=told)
+    assert told.n_closed == 1
 
 
 # -- failures ------------------------------------------------------------------------------------------------------

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import pty
+import struct
 import subprocess
 import sys
-from collections.abc import Callable
+import termios
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
 from pathlib import Path
-from subprocess import CompletedProcess
+from subprocess import CompletedProcess, Popen
 
+import pyte
 import pytest
 
 
@@ -63,3 +72,96 @@ def tuned(
     ended = run(*tune_command, "--json", "--out", "job", cwd=study_folder)
     assert ended.returncode == 0, ended.stderr
     return ended
+
+
+_OWN_TERMINAL = "import os, sys; os.open(os.ttyname(0), os.O_RDWR); os.execv(sys.argv[1], sys.argv[1:])"
+"""The first terminal that the leader of a session opens is its own: Ctrl-C there reaches it."""
+
+
+class Terminal:
+    """A terminal of 80 by 24 with one command in it."""
+
+    def __init__(self, command: list[str], *, cwd: Path, term: str = "xterm-256color") -> None:
+        self._master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        self._screen = pyte.HistoryScreen(80, 24, history=1000)
+        self._stream = pyte.ByteStream(self._screen)
+        self._lock = threading.Lock()
+        self.raw = b""
+        """All that the command wrote."""
+        self.screens: list[str] = []
+        """What was on the screen, whenever that changed."""
+        self.process: Popen[bytes] = Popen(
+            [sys.executable, "-c", _OWN_TERMINAL, *command],
+            cwd=cwd,
+            env={**{k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}, "TERM": term},
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+        )
+        os.close(slave)
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        while True:
+            try:
+                data = os.read(self._master, 65536)
+            except OSError:  # Linux's way to say that nobody has it open any more
+                return
+            with self._lock:
+                self.raw += data
+                self._stream.feed(data)
+                self.screens.append("\n".join(line.rstrip() for line in self._screen.display).rstrip())
+
+    @property
+    def has_cursor(self) -> bool:
+        return not self._screen.cursor.hidden
+
+    @property
+    def text(self) -> str:
+        """All that is left on it, with what scrolled off."""
+        with self._lock:
+            above = ["".join(line[column].data for column in range(80)) for line in self._screen.history.top]
+            return "\n".join(line.rstrip() for line in [*above, *self._screen.display]).rstrip()
+
+    def wait_for(self, words: str, *, timeout_s: float = 120.0) -> None:
+        """Wait until `words` are on the screen."""
+        deadline = time.monotonic() + timeout_s
+        while words not in (self.screens[-1] if self.screens else ""):
+            assert self.process.poll() is None, self.text
+            assert time.monotonic() < deadline, self.text
+            time.sleep(0.02)
+
+    def type(self, keys: bytes) -> None:
+        """As a user does."""
+        os.write(self._master, keys)
+
+    def wait(self, *, timeout_s: float = 120.0) -> int:
+        """Wait for the end; returns the exit code."""
+        code = self.process.wait(timeout_s)
+        self._reader.join(timeout_s)
+        return code
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self._reader.join()
+        os.close(self._master)
+
+
+@pytest.fixture(scope="session")
+def terminal(program: str) -> Callable[..., AbstractContextManager[Terminal]]:
+    """`terminal(*arguments, cwd=...)` runs the command in a terminal of its own."""
+
+    @contextlib.contextmanager
+    def terminal(*arguments: str, cwd: Path, term: str = "xterm-256color") -> Generator[Terminal]:
+        opened = Terminal([program, *arguments], cwd=cwd, term=term)
+        try:
+            yield opened
+        finally:
+            opened.close()
+
+    return terminal

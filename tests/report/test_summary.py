@@ -17,7 +17,6 @@ from bo_tuner.engine import Snapshot
 from bo_tuner.objectives import TrialEvent
 from bo_tuner.outcome import Measurement, Outcome, TrialResult
 from bo_tuner.report import LineProgress, SilentProgress, study_to_dict, summary_text, trials_table
-from bo_tuner.report.progress import progress_line
 from bo_tuner.trial import TrialRecord
 
 GIB = 2**30
@@ -162,13 +161,6 @@ def test_plain_data_has_null_where_nothing_completed_and_survives_json(records: 
 # -- progress ----------------------------------------------------------------------------------------------------------
 
 
-class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
-
-    def isatty(self) -> bool:
-        return True
-
-
 def snapshot(records: Sequence[TrialRecord], *, event: TrialEvent | None = None) -> Snapshot:
     return Snapshot(
         records=records,
@@ -183,17 +175,6 @@ def snapshot(records: Sequence[TrialRecord], *, event: TrialEvent | None = None)
 STEP = TrialEvent(phase="measure", step=3, n_steps=7, memory_bytes=GIB)
 
 
-def test_the_progress_line_has_trial_config_step_memory_best_and_budget(records: list[TrialRecord]) -> None:
-    assert progress_line(snapshot(records, event=STEP)) == (
-        "trial 5 z3_gas1_mbs2  step 3/7  mem 1.00 GiB of 4.00 GiB  best 32/s (z1_gas1_mbs4)  15 trials, 50m00s left"
-    )
-
-
-def test_the_progress_line_says_that_a_trial_starts_and_that_there_is_no_best(records: list[TrialRecord]) -> None:
-    line = progress_line(snapshot(records[5:], event=TrialEvent(phase="start")))
-    assert line == "trial 5 z3_gas1_mbs2  starting  no best yet  15 trials, 50m00s left"
-
-
 def test_a_stream_that_is_no_terminal_gets_one_line_per_trial_and_nothing_between(records: list[TrialRecord]) -> None:
     stream = io.StringIO()
     progress = LineProgress(stream)
@@ -205,38 +186,6 @@ def test_a_stream_that_is_no_terminal_gets_one_line_per_trial_and_nothing_betwee
     assert len(lines) == 2
     assert re.fullmatch(r"trial +1  z1_gas1_mbs4 +32/s, 2\.00 GiB \*   \[15 trials, 50m00s left\]", lines[0])
     assert re.fullmatch(r"trial +3  z3_gas1_mbs8 +guarded: rank 0 used 5\.00 GiB.*left\]", lines[1])
-
-
-def test_a_terminal_gets_one_line_that_is_rewritten(
-    records: list[TrialRecord], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    stream = Terminal()
-    progress = LineProgress(stream)
-    progress.shows(snapshot(records, event=STEP))
-    progress.shows(snapshot(records, event=STEP))
-    shown = "\r\033[K" + progress_line(snapshot(records, event=STEP))
-    assert stream.getvalue() == shown * 2
-
-
-def test_the_progress_line_never_wraps(records: list[TrialRecord], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    stream = Terminal()
-    LineProgress(stream).shows(snapshot(records, event=STEP))
-    line = stream.getvalue().removeprefix("\r\033[K")
-    assert line == "trial 5 z3_gas1_mbs2  3/7  1.00GiB/4.00"
-
-
-def test_at_eighty_columns_the_progress_line_still_has_the_best_and_the_budget(records: list[TrialRecord]) -> None:
-    line = progress_line(snapshot(records, event=STEP), 79)
-    assert line == "trial 5 z3_gas1_mbs2  3/7  1.00GiB/4.00GiB  best 32/s  15 trials, 50m00s"
-
-
-def test_a_trial_that_ends_wipes_the_progress_line_first(records: list[TrialRecord]) -> None:
-    stream = Terminal()
-    LineProgress(stream).ended(records[1], snapshot(records))
-    assert stream.getvalue().startswith("\r\033[Ktrial   1  z1_gas1_mbs4")
-    assert stream.getvalue().endswith("\n")
 
 
 def test_silent_progress_prints_nothing(records: list[TrialRecord], capfd: pytest.CaptureFixture[str]) -> None:

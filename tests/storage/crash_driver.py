@@ -56,6 +56,8 @@ class SilentProgress:
 
     def ended(self, record: TrialRecord, snapshot: Snapshot) -> None: ...
 
+    def close(self) -> None: ...
+
 
 class JournalObjective:
     """The same result for a config whenever it runs."""
