@@ -21,7 +21,7 @@ from bo_tuner.objectives.training.sources import MODEL_FILE, model_spec, named, 
 from bo_tuner.open_candidates import OpenCandidates
 from bo_tuner.opening import LONGEST_STEP_S, Opening, introduction, start_server
 from bo_tuner.outcome import Measurement
-from bo_tuner.report import default_progress, study_to_dict, write_job
+from bo_tuner.report import SharedProgress, default_progress, study_to_dict, write_job
 from bo_tuner.samplers import make_sampler
 from bo_tuner.samplers.table import check_sampler_name
 from bo_tuner.space import BatchRule, SearchSpace
@@ -197,7 +197,6 @@ def tune(
     )
     space.candidates(cluster, DeepSpeedBackEnd())  # says at once if there are none
     location = Location(storage)
-    progress = progress or default_progress()
     try:
         location.check_writable()
         with training_server(cluster) as server:
@@ -213,6 +212,7 @@ def tune(
                 _hand_over(model, server)
             name = study or f"{workload.label}_{cluster.label}"
             store = StudyStore(location, name)
+            progress = SharedProgress(progress or default_progress(), store.folder)
             opening = Opening(
                 wanted=Manifest(workload=workload, cluster=cluster, space=space, seed=seed),
                 store=store,

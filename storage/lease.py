@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from bo_tuner.errors import StudyBusyError
 
-__all__ = ["Lease"]
+__all__ = ["Lease", "is_alive"]
 
 RENEW_EVERY_S = 2.0
 LAPSES_AFTER_S = 20.0
@@ -102,7 +102,7 @@ class Lease:
 
     def _take(self) -> None:
         holder = self._read()
-        if holder is not None and _is_alive(holder):
+        if holder is not None and is_alive(holder):
             raise self._busy(str(holder["host"]), int(holder["pid"]))
         self._write(self._entry())
         time.sleep(_SETTLE_S)
@@ -137,6 +137,7 @@ class Lease:
             "pid": os.getpid(),
             "process_started": _process_started(os.getpid()),
             "renewed_at": time.time(),
+            "folder": str(self._lock_file.parent),  # for those who look from elsewhere on this host
         }
 
     def _busy(self, host: str, pid: int) -> StudyBusyError:
@@ -153,7 +154,8 @@ class Lease:
             self._lock = None
 
 
-def _is_alive(holder: Mapping[str, Any]) -> bool:
+def is_alive(holder: Mapping[str, Any]) -> bool:
+    """The process of a lease's entry still holds it."""
     if holder["host"] == socket.gethostname():
         started = _process_started(int(holder["pid"]))
         return started is not None and bool(started == holder["process_started"])

@@ -18,7 +18,7 @@ from bo_tuner.budget import Spent
 from bo_tuner.config import TrainConfig
 from bo_tuner.errors import StoreError
 from bo_tuner.outcome import Outcome, TrialResult
-from bo_tuner.storage.lease import Lease
+from bo_tuner.storage.lease import Lease, is_alive
 from bo_tuner.storage.location import Location, storage_answers
 from bo_tuner.storage.manifest import Manifest
 from bo_tuner.text import did_you_mean, gib, rate
@@ -257,6 +257,11 @@ class StudyStore:
         """
         if self._lease is not None and self._lease.lost is not None:
             raise self._lease.lost
+
+    def driver(self) -> Mapping[str, Any] | None:
+        """The process that drives the study now, here or elsewhere: its `host`, `pid` and `folder`; None when none does."""
+        holder = self._user_attrs().get(_LEASE_KEY)
+        return holder if holder is not None and is_alive(holder) else None
 
     def spent(self, records: Sequence[TrialRecord] | None = None) -> Spent:
         """What the study has used, up to now.

@@ -15,6 +15,7 @@ from bo_tuner.cli.dashboard import dashboard
 from bo_tuner.cli.doctor import doctor
 from bo_tuner.cli.studies import export, list_studies, show
 from bo_tuner.cli.tune import tune
+from bo_tuner.cli.watch import watch
 from bo_tuner.errors import BoTunerError
 
 __all__ = ["main"]
@@ -34,6 +35,7 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
 
 
 app.command()(tune)
+app.command()(watch)
 app.command()(show)
 app.command()(export)
 app.command()(dashboard)

@@ -111,7 +111,7 @@ def test_debug_adds_the_traceback(run: Run, tmp_path: Path, arguments: list[str]
     assert ended.returncode == code
 
 
-@pytest.mark.parametrize("command", ["show", "export", "dashboard"])
+@pytest.mark.parametrize("command", ["show", "export", "dashboard", "watch"])
 def test_an_unknown_study_in_an_empty_folder_says_how_to_start_one(run: Run, tmp_path: Path, command: str) -> None:
     error = the_error(run(command, "nothing", cwd=tmp_path), code=1)
     assert "'nothing'" in error
@@ -119,7 +119,7 @@ def test_an_unknown_study_in_an_empty_folder_says_how_to_start_one(run: Run, tmp
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("command", ["show", "export", "dashboard"])
+@pytest.mark.parametrize("command", ["show", "export", "dashboard", "watch"])
 def test_an_unknown_study_beside_others_names_them(
     run: Run, tuned: CompletedProcess[str], study_folder: Path, command: str
 ) -> None:

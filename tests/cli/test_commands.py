@@ -265,5 +265,5 @@ def test_help_shows_the_default_of_every_option(run: Run, tmp_path: Path, comman
 def test_help_of_the_program_names_every_command(run: Run, tmp_path: Path) -> None:
     ended = run("--help", cwd=tmp_path)
     assert ended.returncode == 0
-    for command in ("tune", "show", "export", "dashboard", "list", "doctor"):
+    for command in ("tune", "watch", "show", "export", "dashboard", "list", "doctor"):
         assert re.search(rf"^  {command} ", ended.stdout, re.MULTILINE)

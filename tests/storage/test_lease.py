@@ -181,6 +181,24 @@ def test_a_released_lease_leaves_no_entry_and_can_be_taken_again(store: StudySto
     assert len(set(ids)) == 2
 
 
+def test_the_driver_of_a_study_is_known_by_host_process_and_folder(store: StudyStore) -> None:
+    assert store.driver() is None
+    with store.drive(n_ranks=1):
+        driver = store.driver()
+    assert driver is not None
+    assert (driver["host"], driver["pid"]) == (socket.gethostname(), os.getpid())
+    assert Path(driver["folder"]) == store.folder
+    assert store.driver() is None
+
+
+@pytest.mark.parametrize(("age_s", "is_driven"), [(LAPSES_AFTER_S / 2, True), (LAPSES_AFTER_S + 1, False)])
+def test_a_driver_on_another_host_is_gone_when_its_lease_lapsed(
+    store: StudyStore, age_s: float, is_driven: bool
+) -> None:
+    holder = write_entry(store, renewed_at=time.time() - age_s)
+    assert store.driver() == (holder if is_driven else None)
+
+
 def test_a_drive_that_raises_releases_the_lease(store: StudyStore) -> None:
     with pytest.raises(KeyboardInterrupt), store.drive(n_ranks=1):
         raise KeyboardInterrupt
