@@ -19,8 +19,8 @@ from bo_tuner.objectives.training.sources import JobSources
 from bo_tuner.outcome import TrialLimits
 from bo_tuner.space import default_config, lightest
 from bo_tuner.storage import Manifest, StudyStore
-from bo_tuner.text import count, gib
-from bo_tuner.workload import OPTIMIZERS, Workload
+from bo_tuner.text import count, gib, millions
+from bo_tuner.workload import OPTIMIZERS, UNKNOWN_LENGTH, Workload
 
 __all__ = ["LONGEST_STEP_S", "Opening", "introduction", "start_server"]
 
@@ -195,14 +195,15 @@ def start_server(server: ForkServer, cluster: Cluster) -> None:
 def introduction(store: StudyStore, manifest: Manifest, budget: Budget, *, memory_bytes: int, n_candidates: int) -> str:
     """What is about to be done, in a few lines."""
     workload, space, structure = manifest.workload, manifest.space, manifest.workload.structure
-    size = f"{workload.n_parameters / 1e6:.1f} M parameters"
+    size = f"{millions(workload.n_parameters)} parameters"
     if structure.n_trainable is not None:
-        size += f", {structure.n_trainable / 1e6:.1f} M of them trained"
+        size += f", {millions(structure.n_trainable)} of them trained"
+    length = "" if workload.seq_len == UNKNOWN_LENGTH else f", sequence length {workload.seq_len}"
     is_free = space.batch_rule.kind != "fixed"
     aside = f" (set aside: those whose step would take over {LONGEST_STEP_S:g} s)" if is_free else ""
     lines = [
         f"study {store.name} in {store.location.shown_url}",
-        f"model {workload.model.name}, {size}, sequence length {workload.seq_len}, {workload.precision}, {workload.optimizer}",
+        f"model {workload.model.name}, {size}{length}, {workload.precision}, {workload.optimizer}",
         *([f"data {workload.data}"] if workload.data is not None else []),
         f"on {manifest.cluster}, memory limit {gib(memory_bytes)} a rank",
         *_pipelines(manifest),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["count", "did_you_mean", "duration", "gib", "rate"]
+__all__ = ["count", "did_you_mean", "duration", "gib", "millions", "rate"]
 
 
 def count(number: int, noun: str) -> str:
@@ -27,6 +27,11 @@ def gib(n_bytes: int) -> str:
     if n_bytes < 2**20:
         return f"{n_bytes / 2**10:.0f} KiB"
     return f"{n_bytes / 2**30:.2f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:.0f} MiB"
+
+
+def millions(number: int) -> str:
+    """ "109.5 M", or the number as it is below a tenth of a million."""
+    return f"{number / 1e6:.1f} M" if number >= 100_000 else str(number)
 
 
 def rate(samples_per_s: float) -> str:

@@ -27,7 +27,7 @@ from bo_tuner.samplers.table import check_sampler_name
 from bo_tuner.space import BatchRule, SearchSpace
 from bo_tuner.storage import Location, Manifest, StudyStore
 from bo_tuner.trial import TrialRecord, best_of
-from bo_tuner.workload import OPTIMIZERS, ModelSpec, Precision, Workload, check_choice, check_seq_len
+from bo_tuner.workload import OPTIMIZERS, UNKNOWN_LENGTH, ModelSpec, Precision, Workload, check_choice, check_seq_len
 
 if TYPE_CHECKING:
     import optuna
@@ -185,7 +185,8 @@ def tune(
         raise ConfigError(f"--seed must be from 0 to {2**32 - 1}; got {seed}")
     if data_timeout <= 0:
         raise ConfigError(f"--data-timeout must be over 0 s; got {data_timeout:g}")
-    length = seq_len if seq_len is not None else spec.usual_seq_len if data is None else 1
+    is_length_known = spec.source == "config" and data is None
+    length = seq_len if seq_len is not None else spec.usual_seq_len if is_length_known else UNKNOWN_LENGTH
     check_seq_len(spec, length)
     cluster = Cluster.detect(device=device, n_ranks=ranks)
     memory_bytes = MemoryLimit.parse(memory_limit).bytes_on(cluster)

@@ -16,11 +16,13 @@ from bo_tuner.text import did_you_mean
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-__all__ = ["OPTIMIZERS", "ModelSpec", "ModelStructure", "Precision", "Workload", "preset_names"]
+__all__ = ["OPTIMIZERS", "UNKNOWN_LENGTH", "ModelSpec", "ModelStructure", "Precision", "Workload", "preset_names"]
 
 Precision = Literal["fp32", "bf16", "fp16"]
 OPTIMIZERS = ("adamw", "adam")
 """Those that go by name."""
+UNKNOWN_LENGTH = 1
+"""Stands for the tokens of a sample until model and data were looked at."""
 
 _LENGTH_FIELDS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
 _LONGEST_USUAL = 2048
@@ -71,9 +73,10 @@ class ModelSpec:
             architecture = json.loads(json.dumps(model.to_dict(), default=str))
             name = str(getattr(model, "name_or_path", "") or model.model_type)
             return cls(name=Path(name).name, architecture={"model_type": model.model_type, **architecture})
+        what = f"the class {model.__name__}: make one" if isinstance(model, type) else type(model).__name__
         raise ModelError(
             "a model must be a preset's name, a path to a Hugging Face config, FILE.py:FUNCTION, a transformers config or a "
-            f"torch module; got {type(model).__name__}"
+            f"torch module; got {what}"
         )
 
     @classmethod
@@ -170,8 +173,10 @@ class Workload:
     def label(self) -> str:
         """Short, for names: `bert-tiny_seq128_fp32`; the user's data, whose samples may be of any length, by its function's name."""
         samples = f"seq{self.seq_len}" if self.data is None else _short(self.data)
-        optimizer = "" if self.optimizer == "adamw" else f"_{_short(self.optimizer)}"
-        return f"{self.model.name}_{samples}_{self.precision}{optimizer}"
+        if self.data is None and self.seq_len == UNKNOWN_LENGTH:
+            samples = ""
+        optimizer = "" if self.optimizer == "adamw" else _short(self.optimizer)
+        return "_".join(part for part in (self.model.name, samples, self.precision, optimizer) if part)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that JSON can hold."""

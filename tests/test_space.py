@@ -92,10 +92,14 @@ def test_what_the_back_end_refuses_is_no_candidate_and_all_else_is() -> None:
     assert list(legal) == [config for config in everything if ShallowBackEnd().legal(config)]
 
 
-def test_deepspeed_gets_only_data_parallel_candidates() -> None:
-    space = SearchSpace(pipeline_depths=(1, 2), tensor_parallel=(1, 2))
+def test_deepspeed_gets_pipelines_with_zero_0_and_1_and_no_tensor_parallelism() -> None:
+    space = SearchSpace(pipeline_depths=(1, 2), tensor_parallel=(1, 2), max_grad_accum=1)
     configs = space.candidates(cluster_of(4), DeepSpeedBackEnd())
-    assert {config.layout.name for config in configs} == {f"z{stage}_gas1_mbs1" for stage in range(4)}
+    assert {config.layout.name for config in configs} == {
+        *(f"z{stage}_gas1_mbs1" for stage in range(4)),
+        "z0_pp2_gas1_mbs1",
+        "z1_pp2_gas1_mbs1",
+    }
 
 
 # -- the ladder ----------------------------------------------------------------------------------------------------

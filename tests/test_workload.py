@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bo_tuner.errors import ConfigError, ModelError
-from bo_tuner.workload import ModelSpec, Workload, preset_names
+from bo_tuner.workload import UNKNOWN_LENGTH, ModelSpec, Workload, preset_names
 
 README_PRESETS = [
     "bert-base-uncased",
@@ -149,13 +149,16 @@ def test_json_that_is_no_models_config_is_refused(tmp_path: Path, content: Any) 
     assert str(caught.value) == f"{file} must be a Hugging Face config; it has no model_type"
 
 
-@pytest.mark.parametrize("given", [3, None, {"model_type": "bert"}, object])
-def test_what_is_no_model_at_all_is_refused_by_its_type(given: Any) -> None:
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [(3, "int"), (None, "NoneType"), ({"model_type": "bert"}, "dict"), (Path, "the class Path: make one")],
+)
+def test_what_is_no_model_at_all_is_refused_by_its_type(given: Any, told: str) -> None:
     with pytest.raises(ModelError) as caught:
         ModelSpec.resolve(given)
     assert str(caught.value) == (
         "a model must be a preset's name, a path to a Hugging Face config, FILE.py:FUNCTION, a transformers config or a "
-        f"torch module; got {type(given).__name__}"
+        f"torch module; got {told}"
     )
 
 
@@ -241,3 +244,10 @@ def test_a_workload_reads_back_from_json_as_the_same() -> None:
         model=ModelSpec.resolve("gpt2"), n_parameters=124_439_808, seq_len=64, precision="fp16", optimizer="adam"
     )
     assert Workload.from_dict(json.loads(json.dumps(workload.to_dict()))) == workload
+
+
+def test_the_label_leaves_out_a_length_that_is_not_known_yet_and_names_the_users_data() -> None:
+    unknown = Workload(model=spec(), n_parameters=0, seq_len=UNKNOWN_LENGTH)
+    own = Workload(model=spec(), n_parameters=0, seq_len=8, data="/home/me/own.py:samples", optimizer="optimizer-lambda")
+    assert unknown.label == "mine_fp32"
+    assert own.label == "mine_samples_fp32_optimizer-lambda"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,8 +13,9 @@ from typing import Any, Literal
 from bo_tuner.errors import ConfigError, LaunchError, ModelError
 from bo_tuner.objectives.launch import ForkServer
 from bo_tuner.objectives.launch.channel import Channel
+from bo_tuner.objectives.training.failures import ending_of
 from bo_tuner.objectives.training.sources import MODEL_FILE, JobSources
-from bo_tuner.workload import ModelStructure, Workload
+from bo_tuner.workload import ModelSpec, ModelStructure, Workload, check_seq_len
 
 __all__ = ["Balance", "ModelFacts", "model_facts"]
 
@@ -67,7 +69,8 @@ def model_facts(
         sources: Where model and data come from; None follows from `workload`.
         device: Where layers are measured.
         balance: What layers are weighed by.
-        seq_len: Tokens of a sample; None takes those of the user's data.
+        seq_len: Tokens of a sample; None takes those of the user's data, or as many as is usual for a model from code. Of a
+            Hugging Face config with synthetic samples, `workload` tells them.
         longest_wait_s: Seconds that the user's data may take to give a micro-batch.
 
     Raises:
@@ -75,9 +78,14 @@ def model_facts(
         LaunchError: The child died without a word.
     """
     sources = sources or JobSources.of(workload, server.run_dir)
+    model = workload.model
+    who = f"MODEL {model.function}" if model.function else f"model {model.name}"
+    is_length_known = model.source == "config" and workload.data is None
     request = {
         "job": {**asdict(sources), "seq_len": workload.seq_len, "seed": 0},
-        "seq_len": seq_len,
+        "model_is": who,
+        "data_is": f"--data {workload.data}",
+        "seq_len": workload.seq_len if is_length_known else seq_len,
         "precision": workload.precision,
         "device": device,
         "balance": balance,
@@ -87,23 +95,32 @@ def model_facts(
     spec = server.run_dir / "facts.json"
     spec.write_text(json.dumps(request), encoding="utf-8")
     log = server.run_dir / "facts.log"
+    log.unlink(missing_ok=True)
     group = server.launch(_TARGET, spec=spec, environments=[{"LOCAL_RANK": "0"}], logs=[log])
     answer: dict[str, Any] | None = None
-    deadline = time.monotonic() + _LONGEST_S + longest_wait_s
+    patience_s = _LONGEST_S + longest_wait_s
+    deadline = time.monotonic() + patience_s
     try:
         while answer is None and time.monotonic() < deadline:
             answer = next((message for _, message in group.poll(0.1)), None)
             if answer is None and group.is_gone:
                 break
+        is_late = not group.is_gone
     finally:
         group.kill()
-    name = workload.model.name
     if answer is None:
-        last = log.read_text(encoding="utf-8", errors="replace")[-500:].strip() if log.exists() else ""
-        raise LaunchError(f"model {name} could not be looked at: {last or 'no answer'}")
+        code = group.exit_codes[0]
+        how = f"gave no answer for {patience_s:.0f} s" if is_late else ending_of(code)
+        raise LaunchError(f"{who} must be built, and the process that does it {how}{_last_words(log)}")
     if "error" in answer:
-        raise ModelError(f"model {name} must be one that can be trained: {answer['error']}")
+        raise ModelError(answer["error"])
     return ModelFacts(**{**answer, "structure": ModelStructure.from_dict(answer["structure"])})
+
+
+def _last_words(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return f"; it last printed: {last[:300]}" if last else ""
 
 
 def check_precision(precision: str, facts: ModelFacts, *, device: str) -> None:
@@ -122,16 +139,32 @@ def check_precision(precision: str, facts: ModelFacts, *, device: str) -> None:
 
 def report_facts(channel: Channel, rank: int, spec: Path) -> None:
     """What the child does."""
-    from bo_tuner.objectives.training.job import JobError
-
     request = json.loads(spec.read_text(encoding="utf-8"))
     try:
-        channel.send(_facts(channel, request))
-    except (JobError, ModelError) as error:
+        with _blamed_on(request["model_is"]):
+            channel.send(_facts(channel, request))
+    except _BlamedError as error:
         channel.send({"error": str(error)})
-    except Exception as error:  # noqa: BLE001  # a model may raise anything
-        text = " ".join(str(error).split())
-        channel.send({"error": f"{type(error).__name__}: {text[:500]}"})
+
+
+class _BlamedError(Exception):
+    """Text that says whose fault it is."""
+
+
+@contextlib.contextmanager
+def _blamed_on(culprit: str) -> Iterator[None]:
+    """Whatever is raised inside, by the user's code or about it, is told as the fault of `culprit`."""
+    from bo_tuner.objectives.training.job import JobError
+    from bo_tuner.objectives.training.job.functions import one_line
+
+    try:
+        yield
+    except (JobError, ConfigError) as error:
+        raise _BlamedError(f"{culprit}: {error}") from error
+    except _BlamedError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _BlamedError(f"{culprit} must not raise, and raises {type(error).__name__}: {one_line(error)}") from error
 
 
 def _facts(channel: Channel, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,15 +189,18 @@ def _facts(channel: Channel, request: Mapping[str, Any]) -> dict[str, Any]:
         write_object(model, Path(request["structure"]), f"the model of {source['function']}")
     is_from_code = source.get("structure") is not None
     architecture = architecture_of(model) if is_from_code else source["architecture"]
-    job = {**job, "model": {**source, "architecture": architecture}}
     if job["data"] is None and not architecture:
         raise training_job.JobError(
             f"{type(model).__name__} is none of transformers' models with a loss, so samples for it cannot be made up: give --data"
         )
     trainable = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
     if not trainable:
-        raise training_job.JobError(f"{type(model).__name__} has no parameter to train")
-    batch = _first_batch(channel, job, request["longest_wait_s"])
+        raise training_job.JobError(
+            f"{type(model).__name__} must have a parameter to train, and has none that requires a gradient"
+        )
+    seq_len = _seq_len(request, architecture)
+    job = {**job, "model": {**source, "architecture": architecture}, "seq_len": seq_len or job["seq_len"]}
+    batch = _first_batch(channel, job, model, request)
     versions = {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -180,34 +216,50 @@ def _facts(channel: Channel, request: Mapping[str, Any]) -> dict[str, Any]:
         "structure": asdict(_structure(model, batch, request, n_trainable)),
         "architecture": architecture if is_from_code else {},
         "digest": digest(model) if is_from_code else "",
-        "seq_len": request["seq_len"] or (_tokens(batch) if job["data"] else job["seq_len"]),
+        "seq_len": seq_len or _tokens(batch),
         "is_fp16_supported": bool(get_accelerator().is_fp16_supported()),
         "is_bf16_supported": bool(get_accelerator().is_bf16_supported()),
         "versions": versions,
     }
 
 
-def _first_batch(channel: Channel, job: Mapping[str, Any], longest_wait_s: float) -> Any:
+def _seq_len(request: Mapping[str, Any], architecture: Mapping[str, Any]) -> int | None:
+    """Tokens of a sample as asked for, or as usual for synthetic ones; None where the user's data tells.
+
+    Raises:
+        ConfigError: The model has no positions for as many as are asked for.
+    """
+    spec = ModelSpec(name="the model", architecture=architecture)
+    asked: int | None = request["seq_len"]
+    if asked is not None:
+        check_seq_len(spec, asked)
+    return asked if asked is not None or request["job"]["data"] is not None else spec.usual_seq_len
+
+
+def _first_batch(channel: Channel, job: Mapping[str, Any], model: Any, request: Mapping[str, Any]) -> Any:
     """The first micro-batch, of one sample; of the user's data some more are looked at."""
-    from bo_tuner.objectives.training.job import JobError, Watched, micro_batches
-    from bo_tuner.objectives.training.job.functions import one_line
+    from bo_tuner.objectives.training.job import Watched, micro_batches
+    from bo_tuner.objectives.training.job.layers import LayerStack
+
+    culprit, longest_wait_s = request["data_is"], request["longest_wait_s"]
 
     def tell_late() -> None:
-        channel.send({"error": f"its data gave no micro-batch for {longest_wait_s:g} s (--data-timeout)"})
+        channel.send(
+            {"error": f"{culprit}: a micro-batch must come within {longest_wait_s:g} s (--data-timeout), and none did"}
+        )
 
     data = Watched(micro_batches(job, micro_batch_size=1), longest_s=longest_wait_s, on_late=tell_late)
-    try:
+    if job["data"] is None:
+        return next(data)
+    with _blamed_on(culprit):
         first = next(data)
-        if job["data"] is not None:
-            until = time.monotonic() + _LONGEST_LOOK_S
-            for _ in range(_N_TRIED - 1):
-                if time.monotonic() > until:
-                    break
-                next(data)
-    except JobError:
-        raise
-    except Exception as error:
-        raise JobError(f"its data must not raise, and raises {type(error).__name__}: {one_line(error)}") from error
+        if isinstance(model, LayerStack):
+            model.pair(first)
+        until = time.monotonic() + _LONGEST_LOOK_S
+        for _ in range(_N_TRIED - 1):
+            if time.monotonic() > until:
+                break
+            next(data)
     return first
 
 
@@ -231,10 +283,11 @@ def _structure(model: Any, batch: Any, request: Mapping[str, Any], n_trainable: 
 
     from bo_tuner.objectives.training.job import JobError
     from bo_tuner.objectives.training.job.data import moved
+    from bo_tuner.objectives.training.job.layers import LayerStack
     from bo_tuner.objectives.training.job.recompute import recomputed_layers
     from bo_tuner.objectives.training.job.split import as_stack
     from bo_tuner.objectives.training.job.structure import initialiser
-    from bo_tuner.objectives.training.layer_costs import layer_parameters, layer_times
+    from bo_tuner.objectives.training.layer_costs import LayerError, layer_parameters, layer_times
 
     plain_because = whole_because = ""
     costs: list[float] = []
@@ -264,6 +317,8 @@ def _structure(model: Any, batch: Any, request: Mapping[str, Any], n_trainable: 
     except torch.OutOfMemoryError:
         pass  # one layer of one sample; their parameters will have to do
     except JobError as error:
+        if isinstance(error, LayerError) and isinstance(model, LayerStack):
+            raise  # without the cuts it would fail all the same
         costs, unit, whole_because = [], "", str(error)
     return ModelStructure(
         n_trainable=n_trainable,

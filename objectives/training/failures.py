@@ -10,7 +10,7 @@ from pathlib import Path
 from bo_tuner.outcome import Outcome
 from bo_tuner.text import gib
 
-__all__ = ["RankFailure", "kernel_oom_kills", "of_exception", "of_exit"]
+__all__ = ["RankFailure", "ending_of", "kernel_oom_kills", "of_exception", "of_exit"]
 
 _CPU_REFUSAL = re.compile(
     r"DefaultCPUAllocator: (?:can't|not enough|couldn't)[^:]*(?:: you tried to allocate (\d+) bytes)?"
@@ -84,13 +84,17 @@ def of_exit(code: int, *, rank: int, n_oom_kills: int) -> RankFailure:
         return RankFailure(
             outcome=Outcome.HOST_OOM, reason=f"the kernel killed rank {rank}: the machine is out of memory"
         )
-    if code < 0:
-        try:
-            name = signal.Signals(-code).name
-        except ValueError:
-            name = f"signal {-code}"
-        return RankFailure(outcome=Outcome.FAILED, reason=f"rank {rank} was ended by {name}")
-    return RankFailure(outcome=Outcome.FAILED, reason=f"rank {rank} ended with exit code {code} and said nothing")
+    return RankFailure(outcome=Outcome.FAILED, reason=f"rank {rank} {ending_of(code)}")
+
+
+def ending_of(code: int) -> str:
+    """What an exit code says of a process that ended without a word; a negative one is the signal that ended it."""
+    if code >= 0:
+        return f"ended with exit code {code} and said nothing"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was ended by signal {-code}"
 
 
 def kernel_oom_kills() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import time
 from collections.abc import Iterator
@@ -10,14 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bo_tuner.objectives.training.job.data import describe
 from bo_tuner.objectives.training.job.errors import JobError
+from bo_tuner.objectives.training.job.functions import one_line
 from bo_tuner.objectives.training.job.layers import LayerStack, loss_of
 from bo_tuner.objectives.training.job.structure import Initialise, digest, place
 
-__all__ = ["layer_parameters", "layer_times"]
+__all__ = ["LayerError", "layer_parameters", "layer_times"]
 
 _LONGEST_S = 1.5
 """A layer that takes longer is repeated no more."""
+
+
+class LayerError(JobError):
+    """A layer, or the loss, fails on what comes to it."""
 
 
 def layer_parameters(stack: LayerStack) -> list[int]:
@@ -48,7 +55,7 @@ def layer_times(
         n_repeats: Timed passes after one to warm up; 0 only checks that the layers fit together.
 
     Raises:
-        JobError: What a layer gives cannot pass from stage to stage.
+        JobError: What a layer gives cannot pass from stage to stage; a LayerError where one fails.
     """
     inputs, labels = stack.pair(batch)
     times: list[float] = []
@@ -80,19 +87,32 @@ def _timed(
     for repeat in range(1 + n_repeats):
         given = _fresh(inputs, dtype)
         started = time.perf_counter()
-        outputs = layer(given)
+        with _told(f"{name} must take {describe(given)}"):
+            outputs = layer(given)
         if end is None:
             _check(outputs, name)
             ends = [tensor for tensor in _tensors(outputs) if tensor.is_floating_point()]
             torch.autograd.backward(ends, [torch.ones_like(tensor) for tensor in ends])
         else:
-            torch.autograd.backward(loss_of(end[0](outputs, end[1])))
+            with _told(f"the loss must take {describe(outputs)} and {describe(end[1])}"):
+                loss = end[0](outputs, end[1])
+            torch.autograd.backward(loss_of(loss))
         _synchronise(given)
         if repeat:
             best = min(best, time.perf_counter() - started)
             if time.perf_counter() - began > _LONGEST_S:
                 break
     return best, _detached(outputs)
+
+
+@contextlib.contextmanager
+def _told(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (JobError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise LayerError(f"{what}, and raises {type(error).__name__}: {one_line(error)}") from error
 
 
 def _synchronise(value: Any) -> None:

@@ -69,7 +69,7 @@ def run_rank(channel: Channel, rank: int, spec_file: Path) -> None:
         _train(channel, rank, spec, enter)
     except BrokenPipeError:
         return  # the supervisor has gone
-    except Exception as error:  # noqa: BLE001  # every end of a rank is judged and reported
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # every end of a rank is judged and reported
         traceback.print_exc()
         failure = of_exception(error, phase=phase, cap_bytes=spec["limit_bytes"] if spec["device"] == "cuda" else None)
         _tell_failure(channel, failure)

@@ -108,10 +108,10 @@ def named(option: str, given: str | Callable[..., Any], folder: Path) -> str:
         name = f"{option.strip('-')}-{getattr(given, '__name__', type(given).__name__).strip('<>')}"
         write_object(given, folder / f"{name}.pkl", option)
         return name
-    if ".py:" in given:
+    if isinstance(given, str) and ".py:" in given:
         return _reference(option, given, ConfigError)
     builtin = ", ".join(OPTIMIZERS) + ", " if option == "--optimizer" else ""
-    near = did_you_mean(given, OPTIMIZERS) if option == "--optimizer" else ""
+    near = did_you_mean(str(given), OPTIMIZERS) if option == "--optimizer" else ""
     raise ConfigError(f"{option} must be {builtin}FILE.py:FUNCTION or a Python function; got {given!r}{near}")
 
 

@@ -79,6 +79,7 @@ def train(arguments: argparse.Namespace) -> None:
             n_workers=arguments.workers,
         )
     )
+    batches.fetch_first()  # before the model, which takes longer to build
     model = job.place_model(what, ds_config, device=device)
     engine = job.build_engine(model, ds_config, optimizer=what["optimizer"])
     times_s: list[float] = []

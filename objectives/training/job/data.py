@@ -25,6 +25,8 @@ def micro_batches(
 ) -> Iterator[Any]:
     """Endless micro-batches on the host. Replicas draw their own samples; the stages of one replica get the same.
 
+    The user's function is called for the first one, so that whoever times that, times the function too.
+
     Args:
         job: What is trained; `data` names the user's function, or is None for synthetic samples.
         micro_batch_size: Samples.
@@ -33,8 +35,12 @@ def micro_batches(
         n_workers: Loading processes for a data set; a loader brings its own.
 
     Raises:
-        JobError: The user's function cannot be called so, or gives no micro-batches of this size.
+        JobError: Raised by `next`: the user's function cannot be called so, or gives no micro-batches of this size.
     """
+    yield from _made(job, micro_batch_size, rank, world_size, n_workers)
+
+
+def _made(job: Mapping[str, Any], micro_batch_size: int, rank: int, world_size: int, n_workers: int) -> Iterator[Any]:
     seed: int = job["seed"]
     depth = len(job.get("stages") or (0, 0)) - 1
     world_size //= depth
@@ -56,11 +62,13 @@ def micro_batches(
             made, batch_size=micro_batch_size, num_workers=n_workers, drop_last=True, pin_memory=_pins()
         )
         return _endless(loader, micro_batch_size)
-    if isinstance(made, Dataset) or (hasattr(made, "__getitem__") and hasattr(made, "__len__")):
+    if isinstance(made, Dataset) or (
+        hasattr(made, "__getitem__") and hasattr(made, "__len__") and not isinstance(made, Mapping)
+    ):
         if len(made) == 0:
             raise JobError("the data set must hold samples; it is empty")
         return _drawn(made, micro_batch_size, seed * 1_000_003 + rank, n_workers)
-    if not isinstance(made, Iterable):
+    if not isinstance(made, Iterable) or isinstance(made, Mapping | str):
         raise JobError(
             "the data function must return a Dataset, a DataLoader or an iterable of micro-batches; "
             f"it returned {'nothing' if made is None else type(made).__name__}"
@@ -91,19 +99,23 @@ def _endless(loader: Iterable[Any], micro_batch_size: int) -> Iterator[Any]:
             if size != micro_batch_size:
                 if n_given == 0:
                     raise JobError(
-                        f"the data must come in micro-batches of {micro_batch_size} samples, and the first has {size}: let the "
+                        f"micro-batches must hold the {_samples(micro_batch_size)} asked for, and the first has {size}: let the "
                         "function take micro_batch_size, or return a Dataset"
                     )
                 continue
             n_given += 1
             yield batch
         if n_given == 0:
-            ended = f"ended after {n_before} micro-batches" if n_before else "is empty"
+            ended = f"ends after {n_before} micro-batches" if n_before else "gives no micro-batch"
             raise JobError(
-                f"the data must go on for as long as training does, and {ended} of {micro_batch_size} samples: return a Dataset, or "
-                "a DataLoader, which can begin again"
+                f"the data must go on for as long as training does, and {ended} of {_samples(micro_batch_size)}: return a Dataset, "
+                "or a DataLoader, which can begin again"
             )
         n_before += n_given
+
+
+def _samples(number: int) -> str:
+    return f"{number} sample{'s' * (number > 1)}"
 
 
 class Watched:

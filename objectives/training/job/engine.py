@@ -6,6 +6,7 @@ import pickle
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -121,24 +122,28 @@ def build_engine(model: nn.Module, ds_config: Mapping[str, Any], *, optimizer: s
 
     model.train()
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    own = _optimizer_maker(load_function(optimizer)) if optimizer else None
+    own = _optimizer_maker(optimizer) if optimizer else None
     engine = deepspeed.initialize(model=model, model_parameters=trainable, optimizer=own, config=dict(ds_config))[0]
     if isinstance(model, deepspeed.PipelineModule):
         engine.set_batch_fn(model.pair)
     return engine
 
 
-def _optimizer_maker(function: Callable[..., Any]) -> Callable[[Any], torch.optim.Optimizer]:
+def _optimizer_maker(reference: str) -> Callable[[Any], torch.optim.Optimizer]:
+    function = load_function(reference)
+    what = f"the optimizer function {Path(reference).name.removesuffix('.pkl')}"
+
     def make(parameters: Any) -> torch.optim.Optimizer:
         try:
             made = function(parameters)
         except Exception as error:
             raise JobError(
-                f"the optimizer function must take the parameters, and raises {type(error).__name__}: {one_line(error)}"
+                f"{what} must take the parameters, and raises {type(error).__name__}: {one_line(error)}"
             ) from error
         if not isinstance(made, torch.optim.Optimizer):
             raise JobError(
-                f"the optimizer function must take the parameters and return a torch optimizer; it returned {type(made).__name__}"
+                f"{what} must take the parameters and return a torch optimizer; "
+                f"it returned {'nothing' if made is None else type(made).__name__}"
             )
         return made
 

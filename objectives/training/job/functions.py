@@ -134,7 +134,7 @@ def call_offering(function: Callable[..., Any], what: str, /, **offered: Any) ->
         raise
     except MemoryError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if "DefaultCPUAllocator" in str(error):
             raise  # memory, which the trial's judge knows better
         raise JobError(f"{what} must not raise, and raises {type(error).__name__}: {one_line(error)}") from error
