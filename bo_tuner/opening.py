@@ -111,6 +111,7 @@ class Opening:
                 model=model,
                 n_parameters=facts.n_parameters,
                 seq_len=facts.seq_len,
+                data_seq_len=facts.data_seq_len,
                 structure=facts.structure,
             ),
             space=self.wanted.space.for_model(facts.structure),
@@ -134,7 +135,7 @@ class Opening:
             structure = replace(structure, cost_unit="parameters")  # a difference, to be told
         workload = replace(wanted.workload, structure=structure)
         if self.seq_len is None and known.data is not None:
-            workload = replace(workload, seq_len=known.seq_len)
+            workload = replace(workload, seq_len=known.seq_len, data_seq_len=known.data_seq_len)
         self._check_depth(workload)
         return replace(wanted, workload=workload, space=self.wanted.space.for_model(known.structure))
 

@@ -149,8 +149,8 @@ def tune(
         global_batch: Fixes the samples per optimizer step.
         max_global_batch: Bounds them.
         data: A function, or `FILE.py:FUNCTION`, that returns a data set of samples, or a loader of micro-batches. It may take any of
-            micro_batch_size, rank, world_size (of the data-parallel replicas), seed and seq_len. None for random samples, which
-            can be made up for transformers models.
+            micro_batch_size, rank, world_size (of the data-parallel replicas), seed and seq_len (where `seq_len` is given, or the
+            model is one of transformers'). None for random samples, which can be made up for transformers models.
         data_timeout: Seconds that the data may take to give a micro-batch.
         seq_len: Tokens per sample; None for the model's longest, at most 2048, or for those of `data`.
         precision: `auto`, `fp32`, `bf16` or `fp16`; `auto` is fp32 on a CPU, else bf16 where the GPU has it, else fp16.
@@ -188,6 +188,7 @@ def tune(
     is_length_known = spec.source == "config" and data is None
     length = seq_len if seq_len is not None else spec.usual_seq_len if is_length_known else UNKNOWN_LENGTH
     check_seq_len(spec, length)
+    data_length = seq_len if seq_len is not None else spec.usual_seq_len if spec.source == "config" else None
     cluster = Cluster.detect(device=device, n_ranks=ranks)
     memory_bytes = MemoryLimit.parse(memory_limit).bytes_on(cluster)
     space = SearchSpace(
@@ -208,6 +209,7 @@ def tune(
                 precision=cluster.usual_precision if precision == "auto" else precision,  # type: ignore[arg-type]  # checked
                 optimizer=optimizer if optimizer in OPTIMIZERS else named("--optimizer", optimizer, server.run_dir),
                 data=None if data is None else named("--data", data, server.run_dir),
+                data_seq_len=None if data is None else data_length,
             )
             if spec.source == "object":
                 _hand_over(model, server)

@@ -22,7 +22,7 @@ Precision = Literal["fp32", "bf16", "fp16"]
 OPTIMIZERS = ("adamw", "adam")
 """Those that go by name."""
 UNKNOWN_LENGTH = 1
-"""Stands for the tokens of a sample until model and data were looked at."""
+"""Stands for the tokens of a sample until model and data were looked at, and where samples are no tokens."""
 
 _LENGTH_FIELDS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
 _LONGEST_USUAL = 2048
@@ -163,6 +163,8 @@ class Workload:
     """`adamw`, `adam`, or where the user's own comes from: `FILE.py:FUNCTION` or a Python name."""
     data: str | None = None
     """Where the user's data comes from, as for `optimizer`; None for synthetic samples."""
+    data_seq_len: int | None = None
+    """Tokens of a sample that the user's data is asked for, whose samples may have others; None where it decides."""
     structure: ModelStructure = ModelStructure()
 
     def __post_init__(self) -> None:

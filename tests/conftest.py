@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -45,3 +45,53 @@ def facts(bert_tiny: ModelSpec, server: ForkServer) -> ModelFacts:
 def workload(bert_tiny: ModelSpec, facts: ModelFacts) -> Workload:
     """bert-tiny on very short samples: a step takes some 20 ms."""
     return Workload(model=bert_tiny, n_parameters=facts.n_parameters, seq_len=16, structure=facts.structure)
+
+
+OWN_CODE = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, inputs, labels):
+        return nn.functional.mse_loss(self.layer(inputs), labels)
+
+
+def build():
+    return Net()
+
+
+def layers():
+    return [nn.Linear(4, 4), nn.Linear(4, 4)], nn.MSELoss()
+
+
+class Samples(torch.utils.data.Dataset):
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        return torch.ones(4), torch.zeros(4)
+
+
+def data():
+    return Samples()
+
+
+"""
+"""A user's file: a model, a list of layers, and data for both."""
+
+
+@pytest.fixture
+def own_file(tmp_path: Path) -> Callable[[str], Path]:
+    """`own_file(more)` writes own.py: what a user has, and more."""
+
+    def write(more: str = "") -> Path:
+        file = tmp_path / "own.py"
+        file.write_text(OWN_CODE + more, encoding="utf-8")
+        return file
+
+    return write

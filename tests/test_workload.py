@@ -248,6 +248,8 @@ def test_a_workload_reads_back_from_json_as_the_same() -> None:
 
 def test_the_label_leaves_out_a_length_that_is_not_known_yet_and_names_the_users_data() -> None:
     unknown = Workload(model=spec(), n_parameters=0, seq_len=UNKNOWN_LENGTH)
-    own = Workload(model=spec(), n_parameters=0, seq_len=8, data="/home/me/own.py:samples", optimizer="optimizer-lambda")
+    own = Workload(
+        model=spec(), n_parameters=0, seq_len=8, data="/home/me/own.py:samples", optimizer="optimizer-lambda"
+    )
     assert unknown.label == "mine_fp32"
     assert own.label == "mine_samples_fp32_optimizer-lambda"

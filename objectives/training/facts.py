@@ -42,6 +42,8 @@ class ModelFacts:
     """Of the parameters of a model from code."""
     seq_len: int
     """Tokens of a sample, as asked for, or of the user's samples."""
+    data_seq_len: int | None
+    """Tokens that the user's data is asked for; None where there is none, or it decides."""
     is_fp16_supported: bool
     """By DeepSpeed on this device."""
     is_bf16_supported: bool
@@ -198,9 +200,17 @@ def _facts(channel: Channel, request: Mapping[str, Any]) -> dict[str, Any]:
         raise training_job.JobError(
             f"{type(model).__name__} must have a parameter to train, and has none that requires a gradient"
         )
-    seq_len = _seq_len(request, architecture)
-    job = {**job, "model": {**source, "architecture": architecture}, "seq_len": seq_len or job["seq_len"]}
+    spec = ModelSpec(name="the model", architecture=architecture)
+    asked: int | None = request["seq_len"]
+    if asked is not None:
+        check_seq_len(spec, asked)
+    # The user's function decides where nothing is known of its samples.
+    offered = asked if asked is not None else spec.usual_seq_len if architecture else None
+    job = {**job, "model": {**source, "architecture": architecture}, "seq_len": offered}
     batch = _first_batch(channel, job, model, request)
+    if job["data"] is not None and asked is None:
+        with _blamed_on(request["data_is"]):
+            check_seq_len(spec, _tokens(batch))
     versions = {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -216,24 +226,12 @@ def _facts(channel: Channel, request: Mapping[str, Any]) -> dict[str, Any]:
         "structure": asdict(_structure(model, batch, request, n_trainable)),
         "architecture": architecture if is_from_code else {},
         "digest": digest(model) if is_from_code else "",
-        "seq_len": seq_len or _tokens(batch),
+        "data_seq_len": None if job["data"] is None else offered,
+        "seq_len": asked or (offered if job["data"] is None else _tokens(batch)),
         "is_fp16_supported": bool(get_accelerator().is_fp16_supported()),
         "is_bf16_supported": bool(get_accelerator().is_bf16_supported()),
         "versions": versions,
     }
-
-
-def _seq_len(request: Mapping[str, Any], architecture: Mapping[str, Any]) -> int | None:
-    """Tokens of a sample as asked for, or as usual for synthetic ones; None where the user's data tells.
-
-    Raises:
-        ConfigError: The model has no positions for as many as are asked for.
-    """
-    spec = ModelSpec(name="the model", architecture=architecture)
-    asked: int | None = request["seq_len"]
-    if asked is not None:
-        check_seq_len(spec, asked)
-    return asked if asked is not None or request["job"]["data"] is not None else spec.usual_seq_len
 
 
 def _first_batch(channel: Channel, job: Mapping[str, Any], model: Any, request: Mapping[str, Any]) -> Any:

@@ -183,7 +183,7 @@ def job_of(sources: JobSources, config: TrainConfig, workload: Workload, *, seed
         "model": sources.model,
         "data": sources.data,
         "optimizer": sources.optimizer,
-        "seq_len": workload.seq_len,
+        "seq_len": workload.seq_len if workload.data is None else workload.data_seq_len,
         "seed": seed,
         "stages": stage_bounds(workload.structure.layer_costs, depth) if depth > 1 else None,
         "recompute": config.recompute,

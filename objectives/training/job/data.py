@@ -28,7 +28,8 @@ def micro_batches(
     The user's function is called for the first one, so that whoever times that, times the function too.
 
     Args:
-        job: What is trained; `data` names the user's function, or is None for synthetic samples.
+        job: What is trained; `data` names the user's function, or is None for synthetic samples; `seq_len` is None where the
+            function decides.
         micro_batch_size: Samples.
         rank: Of this process.
         world_size: Ranks.
@@ -48,15 +49,11 @@ def _made(job: Mapping[str, Any], micro_batch_size: int, rank: int, world_size: 
     if job.get("data") is None:
         samples: Any = SyntheticData(job["model"]["architecture"], seq_len=job["seq_len"], seed=seed)
         return _drawn(samples, micro_batch_size, seed * 1_000_003 + rank, n_workers)
-    made = call_offering(
-        load_function(job["data"]),
-        "the data function",
-        micro_batch_size=micro_batch_size,
-        rank=rank,
-        world_size=world_size,
-        seed=seed,
-        seq_len=job["seq_len"],
-    )
+    offered = {"micro_batch_size": micro_batch_size, "rank": rank, "world_size": world_size, "seed": seed}
+    hint = "" if job["seq_len"] else " (with --seq-len it is given a seq_len)"
+    if job["seq_len"]:
+        offered["seq_len"] = job["seq_len"]
+    made = call_offering(load_function(job["data"]), "the data function", hint, **offered)
     if isinstance(made, IterableDataset):
         loader = DataLoader(
             made, batch_size=micro_batch_size, num_workers=n_workers, drop_last=True, pin_memory=_pins()

@@ -100,12 +100,13 @@ def load_function(reference: str) -> Callable[..., Any]:
     return found
 
 
-def call_offering(function: Callable[..., Any], what: str, /, **offered: Any) -> Any:
+def call_offering(function: Callable[..., Any], what: str, hint: str = "", /, **offered: Any) -> Any:
     """Call a user's function with those of the offered arguments that it names.
 
     Args:
         function: The user's.
         what: What it is called in messages.
+        hint: Said where it needs more than is offered.
         offered: Arguments by name.
 
     Raises:
@@ -126,7 +127,7 @@ def call_offering(function: Callable[..., Any], what: str, /, **offered: Any) ->
     ]
     if needed:
         can = f"only {', '.join(offered)}" if offered else "no arguments"
-        raise JobError(f"{what} must take {can}; it needs {', '.join(needed)}")
+        raise JobError(f"{what} must take {can}; it needs {', '.join(needed)}{hint}")
     arguments = {name: value for name, value in offered.items() if takes_all or name in names}
     try:
         return function(**arguments)
