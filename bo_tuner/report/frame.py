@@ -134,13 +134,12 @@ class _Pen:
 
     def line(self, label: str, words: str, *, fraction: float | None = None, style: str = "") -> Text:
         """A label, a bar where there is room for it, and words."""
-        line = Text(label.ljust(_LABEL), style="dim", no_wrap=True)
+        line = Text(label.ljust(_LABEL), style="dim", no_wrap=True, overflow=self._overflow)
         if fraction is not None and _LABEL + self._bar + _GAP + cell_len(words) <= self._width:
             n_done = min(max(round(fraction * self._bar), 0), self._bar)
             line.append(self._done * n_done, style=f"not dim {style}").append(self._rest * (self._bar - n_done))
             line.append(" " * _GAP)
         line.append(words, style=f"not dim {style}")
-        line.truncate(self._width, overflow=self._overflow)
         return line
 
     def table(self, rows: Sequence[TrialRecord], best: TrialRecord | None) -> Iterator[Text]:

@@ -147,6 +147,12 @@ def test_at_sixty_columns_reasons_and_bars_give_way_to_names_and_numbers(records
     ]
 
 
+def test_what_is_cut_ends_in_an_ellipsis(records: list[TrialRecord]) -> None:
+    lines = drawn(snapshot(records), width=40, height=8).splitlines()
+    assert lines[1] == "  2 *  z1_pp2_gas6…  complete      65536"
+    assert lines[3] == "running  trial 13 z0_pp2_gas64_mbs1024_…"
+
+
 def test_a_reason_with_markup_or_control_characters_is_shown_as_plain_text(records: list[TrialRecord]) -> None:
     line = next(line for line in drawn(snapshot(records), width=140).splitlines() if "guarded" in line)
     assert line.endswith("rank 0 used [bold]5.00 GiB[/], over [31m the limit of 4.00 GiB")
