@@ -14,7 +14,8 @@ def stage_bounds(costs: Sequence[float], n_stages: int) -> list[int]:
     """Where to cut so that the most expensive stage costs least: stage s holds layers bounds[s] to bounds[s + 1] - 1.
 
     Exact, by dynamic programming over prefixes (the linear partition problem) in n_layers^2 x n_stages steps. Of cuts that are equally good,
-    the one whose earlier stages are shorter: in a 1F1B pipeline they keep more micro-batches in flight.
+    the one that leaves most to the last stage, and likewise among the stages before it: in a 1F1B pipeline earlier ones keep
+    more micro-batches in flight.
 
     Args:
         costs: Of each layer in any unit, none negative.

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError, fields
+from dataclasses import FrozenInstanceError, fields, replace
 from typing import Any
 
 import pytest
@@ -98,8 +98,33 @@ def test_params_hold_every_field_and_extra_dimensions_beside_them() -> None:
     }
 
 
-def test_layout_forgets_micro_batch_and_accumulation_and_nothing_else() -> None:
-    assert EVERYTHING.layout.params() == {**EVERYTHING.params(), "micro_batch_size": 1, "grad_accum_steps": 1}
+def test_layout_of_a_whole_model_forgets_micro_batch_and_accumulation_and_nothing_else() -> None:
+    whole = replace(EVERYTHING, pipeline_depth=1)
+    assert whole.layout.params() == {**whole.params(), "micro_batch_size": 1, "grad_accum_steps": 1}
+
+
+@pytest.mark.parametrize(
+    ("depth", "accum", "in_flight"), [(1, 64, 1), (2, 1, 1), (2, 2, 2), (2, 5, 2), (4, 3, 3), (4, 4, 4), (4, 64, 4)]
+)
+def test_layout_of_a_pipeline_keeps_how_many_micro_batches_are_in_flight(
+    depth: int, accum: int, in_flight: int
+) -> None:
+    config = replace(EVERYTHING, pipeline_depth=depth, grad_accum_steps=accum)
+    assert config.layout.params() == {**config.params(), "micro_batch_size": 1, "grad_accum_steps": in_flight}
+    assert config.layout.layout == config.layout
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        (TrainConfig(zero_stage=3, micro_batch_size=8, grad_accum_steps=4), "z3"),
+        (TrainConfig(zero_stage=1, pipeline_depth=2, grad_accum_steps=4, recompute=True), "z1_pp2_rc"),
+        (TrainConfig(pipeline_depth=4, micro_batch_size=2), "z0_pp4"),
+        (EVERYTHING, "z2_tp4_pp2_2bw_rc_off-optimizer_alpha-fast_mid-False_zeta-1.5"),
+    ],
+)
+def test_the_name_of_a_layout_has_no_batch_in_it(config: TrainConfig, name: str) -> None:
+    assert config.layout_name == config.layout.layout_name == name
 
 
 def test_global_batch_is_micro_batch_times_accumulation_times_data_parallel() -> None:
@@ -121,6 +146,13 @@ def test_what_is_counted_must_be_a_whole_number_of_at_least_one(field: str, valu
     with pytest.raises(ConfigError) as caught:
         TrainConfig(**{field: value})
     assert str(caught.value) == f"{field} must be a whole number of at least 1, got {value!r}"
+
+
+@pytest.mark.parametrize("value", [1, 0, "yes", None])
+def test_recompute_is_true_or_false(value: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        TrainConfig(recompute=value)
+    assert str(caught.value) == f"recompute must be True or False, got {value!r}"
 
 
 @pytest.mark.parametrize(

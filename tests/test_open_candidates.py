@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -36,8 +37,8 @@ def config(stage: int, size: int, accum: int = 1) -> TrainConfig:
     return TrainConfig.from_params({"zero_stage": stage, "micro_batch_size": size, "grad_accum_steps": accum})
 
 
-def ran(of: TrainConfig, samples_per_s: float = 10.0, *, number: int = 0) -> TrialRecord:
-    batch = of.global_batch(N_RANKS)
+def ran(of: TrainConfig, samples_per_s: float = 10.0, *, number: int = 0, n_ranks: int = N_RANKS) -> TrialRecord:
+    batch = of.global_batch(n_ranks)
     times = ((batch / samples_per_s,),)
     measurement = Measurement(
         global_batch=batch, seq_len=1, step_times_s=times, engine_times_s=times, peak_memory_bytes=(500,)
@@ -138,6 +139,48 @@ def test_a_raised_limit_leaves_the_proofs_that_still_hold() -> None:
     ]
     proofs = memory_proofs(records, limit_bytes=2 * LIMIT_BYTES)
     assert {layout.zero_stage: proof.micro_batch_size for layout, proof in proofs.items()} == {0: 64, 1: 16}
+
+
+def pipelined() -> OpenCandidates:
+    """Depths 1, 2 and 4 on 4 ranks, recomputed and not."""
+    space = SearchSpace(
+        zero_stages=(0,), max_micro_batch=100, max_grad_accum=8, pipeline_depths=(1, 2, 4), recompute=(False, True)
+    )
+    cluster = Cluster(device="cuda", n_ranks=4, device_name="Tesla V100", memory_bytes=10**6)
+    configs = space.candidates(cluster, AnyBackEnd())
+    return OpenCandidates(configs, space=space, n_ranks=4, limit_bytes=LIMIT_BYTES, longest_step_s=1e9)
+
+
+@pytest.mark.parametrize(
+    ("accum", "also"), [(1, {1}), (2, {2}), (4, {4, 8}), (8, {4, 8})], ids=["one", "two", "as deep", "more"]
+)
+def test_in_a_pipeline_a_proof_holds_for_as_many_micro_batches_in_flight(accum: int, also: set[int]) -> None:
+    candidates = pipelined()
+    failed = replace(config(0, 32, accum), pipeline_depth=4)
+    proven = gone(candidates, [ended(failed, Outcome.OOM)])
+    assert proven == {
+        each
+        for each in candidates.all
+        if (each.pipeline_depth, each.recompute) == (4, False)
+        and each.micro_batch_size >= 32
+        and each.grad_accum_steps in also
+    }
+    assert failed in proven
+
+
+def test_a_proof_without_recomputation_says_nothing_of_recomputed_layers_nor_the_other_way() -> None:
+    candidates = pipelined()
+    for again in (False, True):
+        failed = replace(config(0, 16), recompute=again)
+        proven = gone(candidates, [ended(failed, Outcome.OOM)])
+        assert {(each.recompute, each.pipeline_depth) for each in proven} == {(again, 1)}
+
+
+def test_the_edge_of_a_pipeline_has_the_accumulations_that_keep_as_many_in_flight() -> None:
+    fits, fails = (replace(config(0, size, 8), pipeline_depth=4) for size in (64, 68))
+    assert added(pipelined(), [ran(fits, n_ranks=4), ended(fails, Outcome.OOM)]) == {
+        replace(config(0, size, accum), pipeline_depth=4) for size in (65, 66, 67) for accum in (4, 8)
+    }
 
 
 # -- too slow to measure -------------------------------------------------------------------------------------------

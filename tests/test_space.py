@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from bo_tuner.config import TrainConfig
 from bo_tuner.errors import ConfigError
 from bo_tuner.objectives.training import DeepSpeedBackEnd
 from bo_tuner.space import BatchRule, SearchSpace, default_config, distributions, lightest, micro_batch_ladder
-from bo_tuner.workload import ModelSpec
+from bo_tuner.workload import ModelSpec, ModelStructure
 
 
 class AnyBackEnd:
@@ -65,7 +66,10 @@ def test_every_combination_of_the_dimensions_is_a_candidate_exactly_once() -> No
     assert len(configs) == len(wanted)
 
 
-@pytest.mark.parametrize("bounds", [{"zero_stages": (0, 0)}, {"pipeline_depths": (1, 1)}, {"tensor_parallel": (2, 2)}])
+@pytest.mark.parametrize(
+    "bounds",
+    [{"zero_stages": (0, 0)}, {"pipeline_depths": (1, 1)}, {"tensor_parallel": (2, 2)}, {"recompute": (True, True)}],
+)
 def test_a_bound_given_twice_gives_no_candidate_twice(bounds: dict[str, Any]) -> None:
     configs = SearchSpace(**bounds, max_micro_batch=4, max_grad_accum=1).candidates(cluster_of(4), AnyBackEnd())
     assert [config.name for config, n in Counter(configs).items() if n > 1] == []
@@ -92,14 +96,26 @@ def test_what_the_back_end_refuses_is_no_candidate_and_all_else_is() -> None:
     assert list(legal) == [config for config in everything if ShallowBackEnd().legal(config)]
 
 
-def test_deepspeed_gets_pipelines_with_zero_0_and_1_and_no_tensor_parallelism() -> None:
-    space = SearchSpace(pipeline_depths=(1, 2), tensor_parallel=(1, 2), max_grad_accum=1)
+def test_deepspeed_gets_whole_models_in_every_zero_stage_and_pipelines_in_0_and_1() -> None:
+    space = SearchSpace(pipeline_depths=(1, 2, 4), recompute=(False, True), tensor_parallel=(1, 2))
     configs = space.candidates(cluster_of(4), DeepSpeedBackEnd())
-    assert {config.layout.name for config in configs} == {
-        *(f"z{stage}_gas1_mbs1" for stage in range(4)),
-        "z0_pp2_gas1_mbs1",
-        "z1_pp2_gas1_mbs1",
+    wanted = {"z0", "z1", "z2", "z3", "z0_pp2", "z1_pp2", "z0_pp4", "z1_pp4"}
+    assert {config.layout_name for config in configs} == wanted | {f"{name}_rc" for name in wanted}
+
+
+def test_a_pipeline_takes_the_batches_that_its_replicas_allow() -> None:
+    space = SearchSpace(batch_rule=BatchRule.of(max_global_batch=8), zero_stages=(0,), pipeline_depths=(1, 2, 4))
+    configs = space.candidates(cluster_of(4), DeepSpeedBackEnd())
+    largest = {
+        depth: max(each.micro_batch_size for each in configs if each.pipeline_depth == depth) for depth in (1, 2, 4)
     }
+    assert largest == {1: 2, 2: 4, 4: 8}
+    assert {config.global_batch(4) for config in configs} <= set(range(1, 9))
+    only_one = SearchSpace(batch_rule=BatchRule.of(max_global_batch=1), pipeline_depths=(1, 2, 4))
+    assert [config.name for config in only_one.candidates(cluster_of(4), DeepSpeedBackEnd())] == [
+        "z0_pp4_gas1_mbs1",
+        "z1_pp4_gas1_mbs1",
+    ]
 
 
 # -- the ladder ----------------------------------------------------------------------------------------------------
@@ -198,6 +214,12 @@ def test_a_batch_that_no_config_meets_is_refused_with_the_way_out(rule: BatchRul
     assert str(caught.value) == text
 
 
+def test_with_pipelines_the_way_out_counts_the_fewest_replicas() -> None:
+    space = SearchSpace(batch_rule=BatchRule.of(global_batch=3), pipeline_depths=(1, 2))
+    with pytest.raises(ConfigError, match=r"a multiple of the 2 data-parallel ranks; got 3: use 2, or another --ranks"):
+        space.candidates(cluster_of(4), DeepSpeedBackEnd())
+
+
 def test_a_space_where_nothing_is_legal_is_refused_in_one_line() -> None:
     class Nothing:
         def legal(self, config: TrainConfig) -> bool:
@@ -252,6 +274,13 @@ def test_bounds_below_one_are_refused(bound: str) -> None:
     assert str(caught.value) == f"{bound} must be at least 1; got 0"
 
 
+@pytest.mark.parametrize("choices", [(), (1,), (False, None)])
+def test_choices_of_recomputation_other_than_true_and_false_are_refused(choices: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        SearchSpace(recompute=choices)
+    assert str(caught.value) == f"recompute must be some of False and True; got {choices}"
+
+
 @pytest.mark.parametrize("bound", ["pipeline_depths", "tensor_parallel"])
 def test_degrees_of_parallelism_below_one_are_refused(bound: str) -> None:
     bounds: dict[str, Any] = {bound: (0, 1)}
@@ -270,12 +299,38 @@ def test_stages_are_kept_sorted_and_once() -> None:
         SearchSpace(
             zero_stages=(1,), max_micro_batch=9, max_grad_accum=3, pipeline_depths=(1, 2), tensor_parallel=(2,)
         ),
+        SearchSpace(pipeline_depths=(1, 4), recompute=(False, True)),
         SearchSpace(batch_rule=BatchRule.of(global_batch=64)),
         SearchSpace(batch_rule=BatchRule.of(max_global_batch=32)),
     ],
 )
 def test_a_space_reads_back_from_json_as_the_same(space: SearchSpace) -> None:
     assert SearchSpace.from_dict(json.loads(json.dumps(space.to_dict()))) == space
+
+
+# -- for a model -----------------------------------------------------------------------------------------------------
+
+
+EVERY_WAY = SearchSpace(zero_stages=(0, 1), pipeline_depths=(1, 2, 4, 8), recompute=(False, True))
+
+
+def test_a_model_takes_the_depths_that_it_has_layers_for_and_all_else_stays() -> None:
+    found = EVERY_WAY.for_model(ModelStructure(layer_costs=(1.0, 2.0, 3.0, 1.0, 1.0), cost_unit="seconds"))
+    assert found == replace(EVERY_WAY, pipeline_depths=(1, 2, 4))
+    assert EVERY_WAY.for_model(ModelStructure(layer_costs=(1.0,) * 8)).pipeline_depths == (1, 2, 4, 8)
+
+
+def test_a_model_that_cannot_be_split_has_depth_one() -> None:
+    found = EVERY_WAY.for_model(ModelStructure(whole_because="it gives a list"))
+    assert found == replace(EVERY_WAY, pipeline_depths=(1,))
+
+
+@pytest.mark.parametrize("asked", [(False, True), (True,), (False,)])
+def test_a_model_without_blocks_is_not_recomputed(asked: tuple[bool, ...]) -> None:
+    space = replace(EVERY_WAY, recompute=asked)
+    structure = ModelStructure(layer_costs=(1.0,) * 8)
+    assert space.for_model(structure).recompute == asked
+    assert space.for_model(replace(structure, plain_because="it has no list")).recompute == (False,)
 
 
 # -- the edge of memory --------------------------------------------------------------------------------------------

@@ -58,18 +58,21 @@ def layer_times(
         JobError: What a layer gives cannot pass from stage to stage; a LayerError where one fails.
     """
     inputs, labels = stack.pair(batch)
+    for part, what in ((inputs, "inputs"), (labels, "labels")):
+        _check_tensors(part, f"its data give {what} that are")
     times: list[float] = []
-    known: dict[tuple[str, str, str], tuple[float, Any]] = {}
+    known: dict[Any, tuple[float, Any]] = {}
     for number, original in enumerate(stack.layers):
         is_last = number == len(stack.layers) - 1
         name = f"layer {number} ({type(original).__name__})"
-        key = (type(original).__name__, digest(original), _shapes(inputs) + " last" * is_last)
+        key = (_kind(original), _shapes(inputs), is_last)
         if key not in known:
             layer, loss = copy.deepcopy((original, stack.loss))
             placed = nn.ModuleList([layer, *([loss] if isinstance(loss, nn.Module) and is_last else [])])
             place(placed, device=device, initialise=initialise)
             placed.to(dtype).train()
-            known[key] = _timed(layer, inputs, (loss, labels) if is_last else None, name, dtype, n_repeats)
+            # The first layer's inputs come from the data, and no stage waits for their gradient.
+            known[key] = _timed(layer, inputs, (loss, labels) if is_last else None, name, dtype, n_repeats, number > 0)
             del layer, loss, placed
         seconds, outputs = known[key]
         times.append(seconds)
@@ -77,8 +80,28 @@ def layer_times(
     return times
 
 
+def _kind(layer: nn.Module) -> tuple[Any, ...]:
+    """Equal for layers that do the same work: the same classes, parameters and settings. A number that only counts layers is none."""
+    settings: list[Any] = [digest(layer)]
+    for module in layer.modules():
+        settings.append(type(module))
+        for name, value in sorted(vars(module).items()):
+            counts = type(value) is int and name.endswith(("idx", "index", "id", "number"))
+            if isinstance(value, bool | int | float | str) and not counts:
+                settings.append((name, value))
+            elif callable(value) and not isinstance(value, type):
+                settings.append((name, id(value)))
+    return tuple(settings)
+
+
 def _timed(
-    layer: nn.Module, inputs: Any, end: tuple[Any, Any] | None, name: str, dtype: torch.dtype, n_repeats: int
+    layer: nn.Module,
+    inputs: Any,
+    end: tuple[Any, Any] | None,
+    name: str,
+    dtype: torch.dtype,
+    n_repeats: int,
+    needs_gradients: bool,
 ) -> tuple[float, Any]:
     """Best time of a few repeats, after one to warm up, and the output."""
     best = float("inf")
@@ -97,6 +120,8 @@ def _timed(
             with _told(f"the loss must take {describe(outputs)} and {describe(end[1])}"):
                 loss = end[0](outputs, end[1])
             torch.autograd.backward(loss_of(loss))
+        if needs_gradients and any(tensor.is_floating_point() and tensor.grad is None for tensor in _tensors(given)):
+            raise JobError(f"{name} makes no use of a tensor that it is given, so that no gradient goes back")
         _synchronise(given)
         if repeat:
             best = min(best, time.perf_counter() - started)
@@ -121,14 +146,17 @@ def _synchronise(value: Any) -> None:
 
 
 def _check(outputs: Any, name: str) -> None:
-    parts = outputs if isinstance(outputs, tuple) else (outputs,)
-    strange = next((part for part in parts if not isinstance(part, Tensor)), None)
-    if strange is not None or not parts:
-        raise JobError(
-            f"{name} gives a {type(outputs).__name__}, and only a tensor or a tuple of tensors passes from stage to stage"
-        )
-    if any(tensor.is_floating_point() and not tensor.requires_grad for tensor in parts):
+    _check_tensors(outputs, f"{name} gives")
+    if any(tensor.is_floating_point() and not tensor.requires_grad for tensor in _tensors(outputs)):
         raise JobError(f"{name} gives a floating-point tensor that no gradient flows through")
+
+
+def _check_tensors(value: Any, who_gives: str) -> None:
+    parts = value if isinstance(value, tuple) else (value,)
+    if not parts or not all(isinstance(part, Tensor) for part in parts):
+        kinds = ", ".join(type(part).__name__ for part in parts)
+        described = f"a tuple of {kinds or 'nothing'}" if isinstance(value, tuple) else f"a {kinds}"
+        raise JobError(f"{who_gives} {described}, and only a tensor or a tuple of tensors passes from stage to stage")
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -16,6 +16,7 @@ from .errors import JobError
 from .functions import call_offering, load_function
 from .hugging_face import SyntheticData
 from .pipeline import data_parallel_rank
+from .randomness import Randomness
 
 __all__ = ["Watched", "describe", "micro_batches", "moved"]
 
@@ -46,14 +47,22 @@ def _made(job: Mapping[str, Any], micro_batch_size: int, rank: int, world_size: 
     depth = len(job.get("stages") or (0, 0)) - 1
     world_size //= depth
     rank = data_parallel_rank(rank, n_replicas=world_size)
+    own_seed = seed * 1_000_003 + rank
     if job.get("data") is None:
-        samples: Any = SyntheticData(job["model"]["architecture"], seq_len=job["seq_len"], seed=seed)
-        return _drawn(samples, micro_batch_size, seed * 1_000_003 + rank, n_workers)
+        samples = SyntheticData(job["model"]["architecture"], seq_len=job["seq_len"], seed=seed)
+        return _drawn(samples, micro_batch_size, own_seed, n_workers)
     offered = {"micro_batch_size": micro_batch_size, "rank": rank, "world_size": world_size, "seed": seed}
     hint = "" if job["seq_len"] else " (with --seq-len it is given a seq_len)"
     if job["seq_len"]:
         offered["seq_len"] = job["seq_len"]
-    made = call_offering(load_function(job["data"]), "the data function", hint, **offered)
+    randomness = Randomness(own_seed)
+    with randomness.own():
+        made = call_offering(load_function(job["data"]), "the data function", hint, **offered)
+    return _apart(_batches_of(made, micro_batch_size, own_seed, n_workers), randomness)
+
+
+def _batches_of(made: Any, micro_batch_size: int, seed: int, n_workers: int) -> Iterator[Any]:
+    """Micro-batches of what the user's function returned."""
     if isinstance(made, IterableDataset):
         loader = DataLoader(
             made, batch_size=micro_batch_size, num_workers=n_workers, drop_last=True, pin_memory=_pins()
@@ -64,13 +73,21 @@ def _made(job: Mapping[str, Any], micro_batch_size: int, rank: int, world_size: 
     ):
         if len(made) == 0:
             raise JobError("the data set must hold samples; it is empty")
-        return _drawn(made, micro_batch_size, seed * 1_000_003 + rank, n_workers)
+        return _drawn(made, micro_batch_size, seed, n_workers)
     if not isinstance(made, Iterable) or isinstance(made, Mapping | str):
         raise JobError(
             "the data function must return a Dataset, a DataLoader or an iterable of micro-batches; "
             f"it returned {'nothing' if made is None else type(made).__name__}"
         )
     return _endless(made, micro_batch_size)
+
+
+def _apart(batches: Iterator[Any], randomness: Randomness) -> Iterator[Any]:
+    """Endless batches, whatever random numbers the user's code draws for them."""
+    while True:
+        with randomness.own():
+            batch = next(batches)
+        yield batch
 
 
 def _drawn(samples: Any, micro_batch_size: int, seed: int, n_workers: int) -> Iterator[Any]:

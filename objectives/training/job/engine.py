@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from .data import Watched, moved
 from .errors import JobError
 from .functions import call_offering, find_function, load_file, load_function, one_line
-from .hugging_face import build_structure
+from .hugging_face import build_structure, keep_no_caches
 from .layers import loss_of, module_of
 from .pipeline import pipeline_module, stage_of
 from .recompute import recompute, recomputed_layers
@@ -75,6 +75,7 @@ def place_model(job: Mapping[str, Any], ds_config: Mapping[str, Any], *, device:
         device: Where this rank computes.
     """
     model = load_model(job["model"])
+    keep_no_caches(model)
     initialise = initialiser(model)
     stages = job.get("stages")
     if stages:
@@ -84,7 +85,14 @@ def place_model(job: Mapping[str, Any], ds_config: Mapping[str, Any], *, device:
     if stages:
         n_replicas = torch.distributed.get_world_size() // (len(stages) - 1)
         stage = stage_of(torch.distributed.get_rank(), n_replicas=n_replicas)
-        return pipeline_module(model, stages, stage=stage, device=device, initialise=initialise)  # type: ignore[arg-type]  # a stack
+        return pipeline_module(
+            model,  # type: ignore[arg-type]  # a stack
+            stages,
+            stage=stage,
+            device=device,
+            initialise=initialise,
+            shapes_differ=job.get("data") is not None,  # who can tell of a user's data
+        )
     shards = ds_config.get("zero_optimization", {}).get("stage") == 3
     place(model, device=device, initialise=initialise, shard=_sharder(ds_config) if shards else None)
     return model

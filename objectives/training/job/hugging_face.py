@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from .structure import without_weights
 
-__all__ = ["SyntheticData", "architecture_of", "build_structure", "labels_kind", "model_class"]
+__all__ = ["SyntheticData", "architecture_of", "build_structure", "keep_no_caches", "labels_kind", "model_class"]
 
 LABELS_BY_SUFFIX = {
     "ForMaskedLM": "tokens",
@@ -74,9 +74,15 @@ def build_structure(architecture: Mapping[str, Any]) -> nn.Module:
         Exception: Whatever the model's own constructor raises.
     """
     with without_weights():
-        model = model_class(architecture)(_hf_config(architecture))
-    model.config.use_cache = False  # type: ignore[union-attr]  # keys and values are of no use in training
-    return model
+        return model_class(architecture)(_hf_config(architecture))
+
+
+def keep_no_caches(model: nn.Module) -> None:
+    """Let no transformers model in `model` keep keys and values: they are of no use in training, and recomputation would add to them."""
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if hasattr(config, "use_cache"):
+            config.use_cache = False  # type: ignore[union-attr]  # a transformers config
 
 
 def architecture_of(model: nn.Module) -> dict[str, Any]:

@@ -50,7 +50,13 @@ class _TiedWeight(nn.Module):
 
 
 def pipeline_module(
-    stack: LayerStack, bounds: Sequence[int], *, stage: int, device: torch.device, initialise: Initialise
+    stack: LayerStack,
+    bounds: Sequence[int],
+    *,
+    stage: int,
+    device: torch.device,
+    initialise: Initialise,
+    shapes_differ: bool = False,
 ) -> nn.Module:
     """This rank's stage of `stack` inside a PipelineModule, with `stack.pair` as its own. Only layers of this stage get weights.
 
@@ -63,6 +69,8 @@ def pipeline_module(
         stage: This rank's.
         device: Where it computes.
         initialise: Gives modules their first weights.
+        shapes_differ: One micro-batch may be longer than another; then stages tell each other the shape of every one. Otherwise
+            DeepSpeed takes all for as long as the first, and trains with remains of earlier ones where they are shorter.
     """
     from deepspeed.pipe import PipelineModule, TiedLayerSpec
 
@@ -82,7 +90,11 @@ def pipeline_module(
             )
         layers.append(other if number == stage else nn.Identity())
     module: nn.Module = PipelineModule(
-        layers, num_stages=len(stages), loss_fn=_checked(stack.loss), partition_method="uniform"
+        layers,
+        num_stages=len(stages),
+        loss_fn=_checked(stack.loss),
+        partition_method="uniform",
+        dynamic_shape=shapes_differ,
     )
     module.pair = stack.pair  # type: ignore[assignment]  # a method, not a part
     return module

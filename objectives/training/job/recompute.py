@@ -50,6 +50,8 @@ def recompute(layers: Iterable[nn.Module]) -> None:
     """
     for layer in layers:
         kind = type(layer)
+        if issubclass(kind, _Recomputed):
+            continue  # it stands in the chain twice
         layer.__class__ = type(f"Recomputed{kind.__name__}", (_Recomputed, kind), {})
 
 

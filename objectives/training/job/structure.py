@@ -44,9 +44,6 @@ def structure_of(model: nn.Module) -> nn.Module:
     for module in structure.modules():
         for name, buffer in list(module.named_buffers(recurse=False)):
             setattr(module, name, buffer if buffer.is_meta else buffer.cpu())  # each rank has a device of its own
-    config = getattr(structure, "config", None)
-    if hasattr(config, "use_cache"):
-        config.use_cache = False  # type: ignore[union-attr]  # keys and values are of no use in training
     return structure
 
 
@@ -80,18 +77,34 @@ def digest(model: nn.Module) -> str:
 
 
 def initialiser(model: nn.Module) -> Initialise:
-    """How `model` gives its modules their first weights: a transformers model by its own rules, others by their modules'."""
+    """How `model` gives its modules their first weights: a transformers model by its own rules, others by their modules'.
+
+    Where others have rules as transformers' models have, these come on top: they often leave some modules to torch.
+    """
     own = getattr(model, "_init_weights", None)
-    return own if callable(own) and _takes_one(own) else _usual_weights
+    if not callable(own) or not _needs(own, 1):
+        return _usual_weights
+    if hasattr(model, "base_model_prefix"):
+        return own
+
+    def initialise(module: nn.Module) -> None:
+        _usual_weights(module)
+        own(module)
+
+    return initialise
 
 
-def _takes_one(function: Callable[..., Any]) -> bool:
-    return len(inspect.signature(function).parameters) == 1
+def _needs(function: Callable[..., Any], n_arguments: int) -> bool:
+    """It can be called with so many arguments, and with no fewer."""
+    parameters = inspect.signature(function).parameters.values()
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [one for one in parameters if one.default is one.empty and one.kind not in variable]
+    return len(needed) == n_arguments
 
 
 def _usual_weights(module: nn.Module) -> None:
     reset = getattr(module, "reset_parameters", None)
-    if callable(reset):
+    if callable(reset) and _needs(reset, 0):
         reset()
         return
     for name, parameter in module.named_parameters(recurse=False):
@@ -122,6 +135,7 @@ def place(
     """
     placed: dict[int, nn.Parameter] = {}
     fresh: set[int] = set()
+    buffers: list[tuple[nn.Module, str, Tensor]] = []
     for module in model.modules():
         new: list[nn.Parameter] = []
         for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
@@ -137,7 +151,8 @@ def place(
                     f"buffer {name} of {type(module).__name__} must hold values, and is on the meta device: build the model "
                     "on the CPU"
                 )
-            setattr(module, name, buffer.to(device))
+            buffers.append((module, name, buffer))
+            setattr(module, name, buffer.to(device, copy=True))  # a rule for first weights may reset it
         if shard is not None and new:
             own = list(module.parameters(recurse=False))
             if len(new) == len(own) and all(id(parameter) in fresh for parameter in own):
@@ -147,6 +162,8 @@ def place(
     if shard is None:
         with torch.no_grad():
             _initialise_all(model, initialise, fresh)
+    for module, name, buffer in buffers:
+        setattr(module, name, buffer.to(device))
 
 
 def _placed(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
