@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["count", "did_you_mean", "duration", "gib", "millions", "rate"]
+__all__ = ["count", "did_you_mean", "duration", "gib", "millions", "rate", "seconds"]
 
 
 def count(number: int, noun: str) -> str:
@@ -37,6 +37,11 @@ def millions(number: int) -> str:
 def rate(samples_per_s: float) -> str:
     """Samples/s with four significant digits."""
     return f"{samples_per_s:.4g}/s" if samples_per_s < 1000 else f"{samples_per_s:.0f}/s"
+
+
+def seconds(time_s: float) -> str:
+    """A step's time with three significant digits, in ms below one second."""
+    return f"{time_s * 1000:.3g} ms" if time_s < 0.9995 else f"{time_s:.3g} s"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +22,16 @@ from bo_tuner.objectives.training.sources import MODEL_FILE, model_spec, named, 
 from bo_tuner.open_candidates import OpenCandidates
 from bo_tuner.opening import LONGEST_STEP_S, Opening, introduction, start_server
 from bo_tuner.outcome import Measurement
-from bo_tuner.report import SharedProgress, default_progress, study_to_dict, write_job
+from bo_tuner.report import (
+    ReportedStudy,
+    SharedProgress,
+    dashboard_figures,
+    default_progress,
+    study_to_dict,
+    write_job,
+    write_report,
+)
+from bo_tuner.report.page import begun
 from bo_tuner.samplers import make_sampler
 from bo_tuner.samplers.table import check_sampler_name
 from bo_tuner.space import BatchRule, SearchSpace
@@ -87,6 +97,8 @@ class TuneResult:
     stop_reason: StopReason
     folder: Path
     """Where the study's files lie."""
+    storage_url: str | None = None
+    """Without its password; None for the default database."""
 
     @property
     def best(self) -> BestTrial | None:
@@ -101,6 +113,24 @@ class TuneResult:
     def to_dict(self) -> dict[str, Any]:
         """What `bo-tuner tune --json` prints."""
         return study_to_dict(self.study_name, self.trials, budget=str(self.budget), spent=self.spent)
+
+    def report(self, path: str | Path | None = None) -> Path:
+        """Write the study as one HTML page, by default STUDY.html in this folder; returns the file.
+
+        Raises:
+            StoreError: The file cannot be written.
+        """
+        told = ReportedStudy(
+            name=self.study_name,
+            records=self.trials,
+            manifest=self.manifest,
+            spent=self.spent,
+            budget=str(self.budget),
+            stop_reason=self.stop_reason.value,
+            storage_url=self.storage_url,
+            started=begun(self.study),
+        )
+        return write_report(told, Path(path) if path is not None else None)
 
 
 def tune(
@@ -257,6 +287,8 @@ def tune(
                 stop_reason = engine.run()
                 store.note_stop(str(budget), stop_reason.value)
                 store.write_note()
+                with contextlib.suppress(StoreError):  # figures are for lookers-on: the study is whole without them
+                    store.write_figures(dashboard_figures(store.records(), n_ranks=cluster.n_ranks))
                 return TuneResult(
                     study_name=name,
                     study=store.study,
@@ -266,6 +298,7 @@ def tune(
                     spent=store.spent(),
                     stop_reason=stop_reason,
                     folder=store.folder,
+                    storage_url=None if store.location.is_default else store.location.shown_url,
                 )
     except OSError as error:
         raise StoreError(

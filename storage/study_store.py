@@ -26,6 +26,7 @@ from bo_tuner.trial import ATTEMPTS_KEY, RESULT_KEY, TrialRecord, best_of, recor
 
 if TYPE_CHECKING:
     import optuna
+    import plotly.graph_objects as go
     from optuna.distributions import BaseDistribution
     from optuna.samplers import BaseSampler
 
@@ -302,6 +303,14 @@ class StudyStore:
 
         with self._answers():
             save_note(self.study, best_note(self.records()))
+
+    def write_figures(self, figures: Mapping[str, go.Figure]) -> None:
+        """Figures for the Optuna dashboard, by name; those of the same name are replaced."""
+        from optuna_dashboard import save_plotly_graph_object
+
+        with self._answers():
+            for name, figure in figures.items():
+                save_plotly_graph_object(self.study, figure, graph_object_id=name)
 
     # -- plumbing --------------------------------------------------------------------------------------------------
 

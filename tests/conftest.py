@@ -1,12 +1,15 @@
-"""What several test folders share: the machine's own cluster, a preset, and one fork server for all real trials."""
+"""What several test folders share: the machine's own cluster, a preset, one fork server for all real trials, a browser."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Browser, expect, sync_playwright
 
 from bo_tuner.cluster import Cluster
 from bo_tuner.objectives.launch import ForkServer
@@ -95,3 +98,17 @@ def own_file(tmp_path: Path) -> Callable[[str], Path]:
         return file
 
     return write
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Chromium, without a window; tests that need it are skipped where it is not installed."""
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if program is None:
+        pytest.skip("no Chromium is installed (Debian: apt-get install chromium)")
+    expect.set_options(timeout=60_000)  # a busy machine draws slowly
+    options = ["--no-sandbox"] if os.geteuid() == 0 else []  # its sandbox does not work for root
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=options)
+        yield browser
+        browser.close()

@@ -33,6 +33,7 @@ print(json.dumps({
     "trials": [[trial.number, trial.config.name, trial.samples_per_s] for trial in result.trials],
     "optuna": [result.study.study_name, len(result.study.trials), result.study.best_trial.number],
     "dict": result.to_dict(),
+    "report": [result.report().name, result.report("page.html").read_text(encoding="utf-8")[:15]],
 }))
 """
 
@@ -126,6 +127,10 @@ def test_to_dict_is_what_the_command_prints(told: dict[str, Any]) -> None:
     assert set(told["dict"]) == {"study", "direction", "unit", "budget", "spent", "best", "trials"}
     assert [trial["name"] for trial in told["dict"]["trials"]] == [trial[1] for trial in told["trials"]]
     assert told["dict"]["best"]["name"] == told["config"]
+
+
+def test_report_writes_a_page_named_after_the_study_or_as_told(told: dict[str, Any]) -> None:
+    assert told["report"] == ["script.html", "<!doctype html>"]
 
 
 @pytest.fixture(scope="module")

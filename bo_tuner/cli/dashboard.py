@@ -12,6 +12,7 @@ import typer
 
 from bo_tuner.cli.options import AsJson, Debug, Storage, print_json
 from bo_tuner.errors import ConfigError, StoreError
+from bo_tuner.report import dashboard_figures
 from bo_tuner.storage import Location, StudyStore
 
 __all__ = ["dashboard"]
@@ -41,6 +42,9 @@ def dashboard(
     if study is not None:
         store = StudyStore.existing(location, study)
         store.write_note()
+        manifest = store.manifest()
+        if manifest is not None:
+            store.write_figures(dashboard_figures(store.records(), n_ranks=manifest.cluster.n_ranks))
         path = f"/dashboard/studies/{store.id}"
     elif not location.holds_anything:
         raise StoreError(f"no studies in {location.shown_url}; bo-tuner tune MODEL starts one")

@@ -18,12 +18,12 @@ from bo_tuner.storage.study_store import study_names
 from bo_tuner.text import count, rate
 from bo_tuner.trial import TrialRecord, best_of, last_limit_bytes, ranked
 
-__all__ = ["export", "list_studies", "show", "show_study"]
+__all__ = ["export", "list_studies", "open_study", "show", "show_study"]
 
 
 def show(study: StudyName, storage: Storage = None, as_json: AsJson = False, debug: Debug = False) -> None:
     """Show a study: one row a trial, and the best."""
-    store, manifest = _open(study, storage)
+    store, manifest = open_study(study, storage)
     records = store.records()
     if as_json:
         budget = store.last_stop().get("budget") or None
@@ -52,7 +52,7 @@ def export(
 
     Prints the DeepSpeed JSON, or with --out writes all that is needed to train.
     """
-    store, manifest = _open(study, storage)
+    store, manifest = open_study(study, storage)
     complete = ranked(store.records())
     if not complete:
         raise NothingFitsError(f"study {study!r} has no complete trial to export; go on with bo-tuner tune")
@@ -111,7 +111,12 @@ def show_study(name: str, records: Sequence[TrialRecord], manifest: Manifest) ->
     return f"{name}\n\n{trials_table(records, n_ranks=manifest.cluster.n_ranks)}\n\n{summary}"
 
 
-def _open(name: str, storage: str | None) -> tuple[StudyStore, Manifest]:
+def open_study(name: str, storage: str | None) -> tuple[StudyStore, Manifest]:
+    """A study that was started, and what for.
+
+    Raises:
+        StoreError: There is none.
+    """
     store = StudyStore.existing(Location(storage), name)
     manifest = store.manifest()
     if manifest is None:

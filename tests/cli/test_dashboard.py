@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import psutil
 import pytest
+from playwright.sync_api import Browser, expect
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +101,27 @@ def test_values_are_samples_per_second(detail: dict[str, Any], tuned: CompletedP
     told = {trial["number"]: trial["samples_per_s"] for trial in json.loads(tuned.stdout)["trials"]}
     values = {trial["number"]: trial["values"][0] for trial in detail["trials"] if trial["state"] == "Complete"}
     assert values == pytest.approx({number: value for number, value in told.items() if value is not None})
+
+
+FIGURES = {"throughput", "memory", "history-trials", "history-time", "step-time", "importances"}
+
+
+def test_our_figures_are_there(detail: dict[str, Any]) -> None:
+    figures = {graph["id"]: json.loads(graph["graph_object"]) for graph in detail["plotly_graph_objects"]}
+    assert set(figures) == FIGURES
+    assert any(trace.get("name") == "best so far" for trace in figures["history-trials"]["data"])
+
+
+def test_our_figures_are_drawn_in_a_browser(dashboard: tuple[Popen[str], str], browser: Browser) -> None:
+    _, url = dashboard
+    page = browser.new_page()
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto(url)
+    for name in FIGURES:
+        expect(page.locator(f"[id='user-defined-plot:{name}'] .main-svg").first).to_be_visible()
+    expect(page.locator("[id='user-defined-plot:history-trials'] .point").first).to_be_visible()
+    assert errors == []
 
 
 def test_the_note_holds_our_best(detail: dict[str, Any], tuned: CompletedProcess[str]) -> None:

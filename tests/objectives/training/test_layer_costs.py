@@ -65,8 +65,16 @@ def stack_of(*layers: Any, loss: Callable[[Any, Any], Any] = mean_square) -> Lay
 def test_every_layer_of_a_preset_has_its_time_the_ends_included(preset: str) -> None:
     architecture = {
         **ModelSpec.resolve(preset).architecture,
-        "vocab_size": 3000, "n_embd": 32, "n_head": 2, "n_layer": 3, "dim": 32, "n_heads": 2, "n_layers": 3,
-        "hidden_dim": 64, "bos_token_id": 1, "eos_token_id": 1,
+        "vocab_size": 3000,
+        "n_embd": 32,
+        "n_head": 2,
+        "n_layer": 3,
+        "dim": 32,
+        "n_heads": 2,
+        "n_layers": 3,
+        "hidden_dim": 64,
+        "bos_token_id": 1,
+        "eos_token_id": 1,
     }
     stack = as_stack(build_structure(architecture))
     before = copy.deepcopy(stack)

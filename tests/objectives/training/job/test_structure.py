@@ -190,8 +190,14 @@ def test_a_digest_tells_names_shapes_types_ties_and_freezing_apart_and_not_value
 def test_a_preset_built_without_weights_has_the_structure_of_the_real_one(preset: str) -> None:
     architecture = {
         **ModelSpec.resolve(preset).architecture,
-        "vocab_size": 60, "n_embd": 32, "n_head": 2, "n_layer": 2, "dim": 32, "n_heads": 2,
-        "bos_token_id": 1, "eos_token_id": 1,
+        "vocab_size": 60,
+        "n_embd": 32,
+        "n_head": 2,
+        "n_layer": 2,
+        "dim": 32,
+        "n_heads": 2,
+        "bos_token_id": 1,
+        "eos_token_id": 1,
     }
     bare = build_structure(architecture)
     real = model_class(architecture)(bare.config)
