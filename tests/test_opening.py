@@ -241,14 +241,15 @@ def test_the_length_of_the_users_samples_is_kept_and_another_is_refused(opened: 
 def test_a_study_of_a_users_code_is_refused_for_anything_else(opened: Opened) -> None:
     code = CHAIN + "def more(): return Samples()\ndef sgd(parameters): return torch.optim.SGD(parameters, lr=0.1)\n"
     opened(code, model="chain").open()
-    for difference, change in {
+    changes: dict[str, dict[str, Any]] = {
         "model name is own-chain, not own-wider": {"model": "wider"},
         "data is ": {"data": "more"},
         "optimizer is adamw, not ": {"optimizer": "sgd"},
         "space recompute is [False, True], not [False]": {"space": replace(SPACE, recompute=(False,))},
         "space pipeline_depths is [1, 2], not [1]": {"space": replace(SPACE, pipeline_depths=(1,)), "max_depth": 1},
         "structure cost_unit is seconds, not parameters": {"balance": "parameters"},
-    }.items():
+    }
+    for difference, change in changes.items():
         with pytest.raises(StudyMismatchError) as caught:
             opened(code, **{"model": "chain", **change}).open()
         line = str(caught.value)

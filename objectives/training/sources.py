@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -127,7 +129,7 @@ def _reference(option: str, given: str, error_class: type[ConfigError]) -> str:
 
 
 def write_object(value: Any, file: Path, what: str) -> None:
-    """Pickle something of the user's, so that a process that has not run the caller's script can read it.
+    """Pickle something of the user's for `job.load_object`, in a process that has not run the caller's script.
 
     Raises:
         ModelError: It cannot be pickled.
@@ -137,7 +139,7 @@ def write_object(value: Any, file: Path, what: str) -> None:
 
     with _by_value(value):
         try:
-            data: bytes = cloudpickle.dumps(value)
+            data: bytes = cloudpickle.dumps(_own_folders()) + cloudpickle.dumps(value)
         except Exception as error:
             text = " ".join(str(error).split())
             raise ModelError(
@@ -145,6 +147,17 @@ def write_object(value: Any, file: Path, what: str) -> None:
                 f"{getattr(value, '__name__', type(value).__name__)} does not: {type(error).__name__}: {text}"
             ) from error
     file.write_bytes(data)
+
+
+def _own_folders() -> list[str]:
+    """Where this process finds modules and another one would not: the script's folder, and what was added to the search path."""
+    folders = [os.path.abspath(entry) for entry in sys.path if os.path.isdir(os.path.abspath(entry))]
+    standard = sysconfig.get_path("stdlib")
+    return [
+        folder
+        for folder in folders
+        if not folder.startswith(standard) and os.path.basename(folder) not in ("site-packages", "dist-packages")
+    ]
 
 
 @contextmanager

@@ -71,7 +71,7 @@ def _batches_of(made: Any, micro_batch_size: int, seed: int, n_workers: int) -> 
     if isinstance(made, Dataset) or (
         hasattr(made, "__getitem__") and hasattr(made, "__len__") and not isinstance(made, Mapping)
     ):
-        if len(made) == 0:
+        if not len(made):  # type: ignore[arg-type]  # a map-style data set has a length
             raise JobError("the data set must hold samples; it is empty")
         return _drawn(made, micro_batch_size, seed, n_workers)
     if not isinstance(made, Iterable) or isinstance(made, Mapping | str):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from .data import Watched, moved
 from .errors import JobError
-from .functions import call_offering, find_function, load_file, load_function, one_line
+from .functions import call_offering, find_function, load_file, load_function, load_object, one_line
 from .hugging_face import build_structure, keep_no_caches
 from .layers import loss_of, module_of
 from .pipeline import pipeline_module, stage_of
@@ -56,8 +55,7 @@ def load_model(source: Mapping[str, Any]) -> nn.Module:
     if source.get("structure") is not None:
         if function:
             load_file(find_function(function)[0])
-        with open(source["structure"], "rb") as file:
-            model: nn.Module = pickle.load(file)
+        model: nn.Module = load_object(source["structure"])
         return model
     if function:
         return module_of(call_offering(load_function(function), "the model function"), "the model function")

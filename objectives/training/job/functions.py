@@ -16,7 +16,7 @@ from typing import Any
 
 from .errors import JobError
 
-__all__ = ["call_offering", "find_function", "load_file", "load_function", "one_line"]
+__all__ = ["call_offering", "find_function", "load_file", "load_function", "load_object", "one_line"]
 
 
 def find_function(reference: str) -> tuple[Path, str]:
@@ -79,6 +79,14 @@ def load_file(path: Path) -> ModuleType:
     return module
 
 
+def load_object(file: str) -> Any:
+    """What was pickled in another process: first the folders that it found modules in, then the object."""
+    with open(file, "rb") as pickled:
+        folders: list[str] = pickle.load(pickled)
+        sys.path += [folder for folder in folders if folder not in sys.path]
+        return pickle.load(pickled)
+
+
 def load_function(reference: str) -> Callable[..., Any]:
     """The function that a reference names.
 
@@ -89,8 +97,7 @@ def load_function(reference: str) -> Callable[..., Any]:
         JobError: The file does not run, or holds no such function.
     """
     if ".py:" not in reference:
-        with open(reference, "rb") as file:
-            function = pickle.load(file)
+        function = load_object(reference)
     else:
         path, name = find_function(reference)
         function = getattr(load_file(path), name, None)

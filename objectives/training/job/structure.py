@@ -81,11 +81,12 @@ def initialiser(model: nn.Module) -> Initialise:
 
     Where others have rules as transformers' models have, these come on top: they often leave some modules to torch.
     """
-    own = getattr(model, "_init_weights", None)
+    own: Any = getattr(model, "_init_weights", None)
     if not callable(own) or not _needs(own, 1):
         return _usual_weights
     if hasattr(model, "base_model_prefix"):
-        return own
+        rules: Initialise = own
+        return rules
 
     def initialise(module: nn.Module) -> None:
         _usual_weights(module)
