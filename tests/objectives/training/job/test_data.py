@@ -213,20 +213,20 @@ def test_the_function_is_told_its_replica_not_its_rank(
         (
             "ending",
             2,
-            "the data must go on for as long as training does, and ended after 3 micro-batches of 2 samples: return a Dataset, "
+            "the data must go on for as long as training does, and ends after 3 micro-batches of 2 samples: return a Dataset, "
             "or a DataLoader, which can begin again",
         ),
         (
             "empty_stream",
             2,
-            "the data must go on for as long as training does, and is empty of 2 samples: return a Dataset, or a DataLoader, "
+            "the data must go on for as long as training does, and gives no micro-batch of 2 samples: return a Dataset, or a DataLoader, "
             "which can begin again",
         ),
         ("empty", 2, "the data set must hold samples; it is empty"),
         (
             "shy",
             4,
-            "the data must come in micro-batches of 4 samples, and the first has 5: let the function take micro_batch_size, or "
+            "micro-batches must hold the 4 samples asked for, and the first has 5: let the function take micro_batch_size, or "
             "return a Dataset",
         ),
         (
