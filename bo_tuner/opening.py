@@ -143,7 +143,7 @@ class Opening:
         most = workload.structure.max_depth
         if self.max_depth is not None and self.max_depth > most and not workload.structure.whole_because:
             raise ConfigError(
-                f"--max-depth must be at most the {most} layers of {workload.model.name}; got {self.max_depth}"
+                f"--max-depth must be at most the {count(most, 'layer')} of {workload.model.name}; got {self.max_depth}"
             )
 
     def _probe(self, manifest: Manifest) -> None:

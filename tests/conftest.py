@@ -88,6 +88,12 @@ def data():
 """A user's file: a model, a list of layers, and data for both."""
 
 
+@pytest.fixture(scope="session")
+def own_code() -> str:
+    """What `own_file` writes anyway."""
+    return OWN_CODE
+
+
 @pytest.fixture
 def own_file(tmp_path: Path) -> Callable[[str], Path]:
     """`own_file(more)` writes own.py: what a user has, and more."""
