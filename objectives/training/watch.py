@@ -23,6 +23,8 @@ __all__ = ["TrialWatch"]
 
 _POLL_S = 0.04
 """Between two looks at memory: 25 Hz."""
+_TELL_EVERY_S = 0.5
+"""Between two words on memory to those who look on, while no step ends."""
 
 
 class TrialWatch:
@@ -57,6 +59,7 @@ class TrialWatch:
         self._train_began: float | None = None
         self._warm_at: float | None = None
         self._ended = started
+        self._told_at = started
 
     def run(self) -> None:
         """Watch until the end."""
@@ -69,6 +72,8 @@ class TrialWatch:
                 self._check_exits()
             if self._failure is None and not self._rule.is_done:
                 self._check_memory()
+                if time.monotonic() - self._told_at > _TELL_EVERY_S:
+                    self._tell()
                 if time.monotonic() > deadline:
                     self._time_out()
         self._ended = time.monotonic()
@@ -135,6 +140,7 @@ class TrialWatch:
         time.sleep(0.3)
 
     def _tell(self) -> None:
+        self._told_at = time.monotonic()
         phase = "measure" if self._rule.is_warm else ("warmup" if self._train_began else "start")
         memory = max([*self._peaks.values(), self._guard.peak_bytes or 0]) or None
         self._on_event(

@@ -106,9 +106,22 @@ def test_the_observer_sees_every_step_and_the_memory(
     objective = TrainingObjective(workload, cluster, server, log_dir=tmp_path)
     objective(SMALL, limits=TrialLimits(memory_bytes=ROOMY, max_steps=5), on_event=seen.append)
     assert seen[0].phase == "start"
-    assert [event.step for event in seen if event.step] == [1, 2, 3, 4, 5]
+    assert list(dict.fromkeys(event.step for event in seen if event.step)) == [1, 2, 3, 4, 5]
     assert seen[-1].phase == "measure"
     assert (seen[-1].memory_bytes or 0) > 0
+
+
+def test_the_observer_sees_the_memory_also_while_a_step_goes_on(
+    workload: Workload, cluster: Cluster, server: ForkServer, tmp_path: Path
+) -> None:
+    seen: list[TrialEvent] = []
+    objective = TrainingObjective(workload, cluster, server, log_dir=tmp_path)
+    long_step = TrainConfig(micro_batch_size=8, grad_accum_steps=128)  # some 3 s
+    limits = TrialLimits(memory_bytes=ROOMY, max_steps=1, warmup_steps=0)
+    objective(long_step, limits=limits, on_event=seen.append)
+    before = [event.memory_bytes for event in seen if event.step == 0 and event.memory_bytes]
+    assert len(before) >= 2
+    assert before == sorted(before)
 
 
 def test_a_rank_over_the_limit_ends_the_trial_as_guarded(
