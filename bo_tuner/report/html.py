@@ -98,6 +98,7 @@ def report_html(study: ReportedStudy, *, now: datetime | None = None) -> str:
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
     return environment.get_template("report.html").render(
         **page_texts(study, now=now or datetime.now()),

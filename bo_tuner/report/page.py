@@ -218,7 +218,7 @@ def _trials(records: Sequence[TrialRecord], *, n_ranks: int) -> list[dict[str, A
                 "peak": (gib(peak), peak) if peak else (_NONE, -1),
                 "wall": (f"{record.wall_s:.1f} s", record.wall_s) if result else (_NONE, -1),
                 "reason": (result.reason if result else "it runs, or was interrupted")
-                + (f" (after {count(n_retries, 'earlier try').replace('trys', 'tries')})" if n_retries else ""),
+                + (f" (after {count(n_retries, 'earlier attempt')})" if n_retries else ""),
                 "log": result.log_tail.strip() if result else "",
             }
         )

@@ -138,6 +138,15 @@ def test_memory_far_below_the_limit_is_drawn_on_a_logarithmic_axis_with_the_limi
     assert figure.layout.annotations[0].y == pytest.approx(math.log10(LIMIT_BYTES / GIB))
 
 
+def test_small_memory_is_told_in_mib() -> None:
+    config = TrainConfig()
+    result = replace(measured(config, step_s=1.0, peak_bytes=200 * 2**20), limit_bytes=300 * 2**20)
+    figure: Any = memory_figure(numbered((config, result)), n_ranks=N_RANKS, limit_bytes=300 * 2**20)
+    assert points(figure, mode="markers") == [(1, 200)]
+    assert figure.layout.yaxis.title.text == "MiB a rank"
+    assert figure.layout.shapes[0].y0 == 300
+
+
 def test_the_best_so_far_only_rises_and_ends_at_the_best() -> None:
     best = best_of(RICH)
     assert best is not None

@@ -66,6 +66,7 @@ def parameter_importances(complete: Sequence[TrialRecord]) -> dict[str, float]:
     if not varied or rates[n_fast - 1] <= rates[-1]:  # the slowest counts as fast: there is one group
         return {}
     space = distributions([record.config for record in complete])
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # a study in memory is no news
     study = optuna.create_study(
         storage=optuna.storages.InMemoryStorage(), sampler=optuna.samplers.RandomSampler(seed=0), direction="maximize"
     )
