@@ -91,7 +91,8 @@ def architecture_of(model: nn.Module) -> dict[str, Any]:
     config = getattr(model, "config", None)
     if not hasattr(config, "to_dict") or not hasattr(config, "model_type"):
         return {}
-    names = [type(module).__name__ for module in model.modules() if hasattr(module, "base_model_prefix")]
+    kinds = [kind for module in model.modules() for kind in type(module).__mro__]
+    names = [kind.__name__ for kind in kinds if kind.__module__.startswith("transformers.models.")]
     name = next((name for name in names if labels_kind(name) is not None), None)
     if name is None:
         return {}

@@ -219,8 +219,8 @@ def test_the_function_is_told_its_replica_not_its_rank(
         (
             "empty_stream",
             2,
-            "the data must go on for as long as training does, and gives no micro-batch of 2 samples: return a Dataset, or a DataLoader, "
-            "which can begin again",
+            "the data must go on for as long as training does, and gives no micro-batch of 2 samples: return a Dataset, "
+            "or a DataLoader, which can begin again",
         ),
         ("empty", 2, "the data set must hold samples; it is empty"),
         (
