@@ -36,6 +36,7 @@ print(json.dumps({
     "trials": [[trial.number, trial.config.name, trial.samples_per_s] for trial in result.trials],
     "optuna": [result.study.study_name, len(result.study.trials), result.study.best_trial.number],
     "dict": result.to_dict(),
+    "space": [result.manifest.space.pipeline_depths, result.manifest.space.recompute],
     "report": [result.report().name, result.report("page.html").read_text(encoding="utf-8")[:15]],
 }))
 """
@@ -167,6 +168,7 @@ print(json.dumps({
     "n_parameters": result.manifest.workload.n_parameters,
     "own_count": model.num_parameters(),
     "layers": len(result.manifest.workload.structure.layer_costs),
+    "space": [result.manifest.space.pipeline_depths, result.manifest.space.recompute],
     "best": result.best.config.name,
 }))
 """
@@ -183,7 +185,7 @@ def printed_by(script: str, folder: Path) -> list[str]:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=250,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
@@ -218,6 +220,10 @@ def test_deepspeed_config_is_that_of_the_best(told: dict[str, Any]) -> None:
     assert told["deepspeed"]["gradient_accumulation_steps"] == params["grad_accum_steps"]
     assert told["deepspeed"]["zero_optimization"]["stage"] == params["zero_stage"]
     assert told["deepspeed"]["train_batch_size"] == params["micro_batch_size"] * params["grad_accum_steps"] * 2
+
+
+def test_pipelines_up_to_the_ranks_and_recomputation_are_searched_by_default(told: dict[str, Any]) -> None:
+    assert told["space"] == [[1, 2], [False, True]]
 
 
 def test_study_is_the_optuna_study_with_the_same_trials(told: dict[str, Any]) -> None:
@@ -335,6 +341,7 @@ def test_a_tied_transformers_model_is_tuned_without_data_and_keeps_its_ties(tmp_
     assert told["seq_len"] == 24, "its positions"
     assert told["n_parameters"] == told["own_count"]
     assert told["layers"] == 1 + 2 + 1
+    assert told["space"] == [[1], [True]], "as asked for"
     assert told["best"].startswith("z3_") and told["best"].endswith("_rc")
 
 

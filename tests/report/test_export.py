@@ -23,8 +23,9 @@ from bo_tuner.objectives.training.extensions import private_copy
 from bo_tuner.outcome import Outcome, TrialLimits
 from bo_tuner.report import write_job
 from bo_tuner.trial import TrialRecord
-from bo_tuner.workload import Workload
+from bo_tuner.workload import ModelSpec, ModelStructure, Workload
 
+UNTRIED = TrialRecord(number=0, config=TrainConfig())
 OWN_DATA = """
 import torch
 
@@ -181,6 +182,57 @@ def test_exporting_again_replaces_the_files_and_keeps_others(
     assert write_job(tmp_path, record, workload, cluster, study_folder=tmp_path) == files
     assert json.loads((tmp_path / "ds_config.json").read_text(encoding="utf-8"))["train_batch_size"] == 8
     assert (tmp_path / "notes.txt").read_text(encoding="utf-8") == "mine"
+
+
+OBJECT = ModelSpec(name="Net", architecture={}, source="object", digest="f")
+FUNCTION = ModelSpec(name="own-build", architecture={}, source="function", function="/home/me/own.py:build", digest="f")
+
+
+def test_an_object_without_its_pickles_is_not_exported_and_nothing_is_written(cluster: Cluster, tmp_path: Path) -> None:
+    workload = Workload(model=OBJECT, n_parameters=1, seq_len=1, data="data-lambda")
+    (tmp_path / "model.pkl").write_bytes(b"a structure")
+    with pytest.raises(StoreError) as caught:
+        write_job(tmp_path / "job", UNTRIED, workload, cluster, study_folder=tmp_path)
+    assert str(caught.value) == (
+        f"{tmp_path}/data-lambda.pkl must hold what this study was given in Python, and is not there: "
+        "run tune once more where it ran, or export from its result"
+    )
+    assert not (tmp_path / "job").exists()
+
+
+def test_objects_are_exported_by_copies_that_are_named_without_a_folder(cluster: Cluster, tmp_path: Path) -> None:
+    workload = Workload(model=OBJECT, n_parameters=1, seq_len=1, data="data-lambda", optimizer="optimizer-sgd")
+    for name in ("model.pkl", "data-lambda.pkl", "optimizer-sgd.pkl"):
+        (tmp_path / name).write_text(name, encoding="utf-8")
+    files = write_job(tmp_path / "job", UNTRIED, workload, cluster, study_folder=tmp_path)
+    job = json.loads((tmp_path / "job" / "model.json").read_text(encoding="utf-8"))["job"]
+    assert job["model"]["structure"] == "model.pkl"
+    assert (job["data"], job["optimizer"], job["seq_len"]) == ("data-lambda.pkl", "optimizer-sgd.pkl", None)
+    for name in ("model.pkl", "data-lambda.pkl", "optimizer-sgd.pkl"):
+        assert (tmp_path / "job" / name).read_text(encoding="utf-8") == name
+        assert tmp_path / "job" / name in files
+    assert str(tmp_path) not in (tmp_path / "job" / "model.json").read_text(encoding="utf-8")
+
+
+def test_functions_in_files_are_exported_by_their_place_and_the_model_without_a_structure(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    workload = Workload(model=FUNCTION, n_parameters=1, seq_len=3, data="/home/me/own.py:data", data_seq_len=5)
+    files = write_job(tmp_path / "job", UNTRIED, workload, cluster, study_folder=tmp_path)
+    job = json.loads((tmp_path / "job" / "model.json").read_text(encoding="utf-8"))["job"]
+    assert job["model"] == {"function": "/home/me/own.py:build"}
+    assert (job["data"], job["optimizer"], job["seq_len"]) == ("/home/me/own.py:data", None, 5)
+    assert [file for file in files if file.suffix == ".pkl"] == []
+
+
+def test_a_pipeline_is_exported_with_its_cuts_and_recomputation(cluster: Cluster, tmp_path: Path) -> None:
+    structure = ModelStructure(layer_costs=(1.0, 1.0, 3.0), cost_unit="seconds")
+    workload = Workload(model=FUNCTION, n_parameters=1, seq_len=3, data="/home/me/own.py:data", structure=structure)
+    record = TrialRecord(number=0, config=TrainConfig(pipeline_depth=2, grad_accum_steps=2, recompute=True))
+    write_job(tmp_path / "job", record, workload, cluster, study_folder=tmp_path)
+    job = json.loads((tmp_path / "job" / "model.json").read_text(encoding="utf-8"))["job"]
+    assert (job["stages"], job["recompute"]) == ([0, 2, 3], True)
+    assert json.loads((tmp_path / "job" / "ds_config.json").read_text(encoding="utf-8"))["train_batch_size"] == 2
 
 
 def test_a_folder_below_a_file_cannot_be_written_and_says_so(

@@ -12,6 +12,7 @@ import pytest
 from bo_tuner.errors import ConfigError, StoreError, StudyMismatchError
 from bo_tuner.space import BatchRule
 from bo_tuner.storage import Manifest
+from bo_tuner.workload import ModelSpec, ModelStructure, Workload
 
 
 def through_json(manifest: Manifest) -> Manifest:
@@ -131,6 +132,64 @@ def test_a_little_more_or_less_memory_is_the_same_machine(percent: int, manifest
 
 def test_versions_and_the_seed_may_differ(manifest: Manifest) -> None:
     manifest.check_same(replace(manifest, versions={"torch": "3.0"}, seed=99), study_name="mine")
+
+
+OWN_CODE = Workload(
+    model=ModelSpec(
+        name="own", architecture={}, source="function", function="/home/me/own.py:build", digest="0123456789abcdef"
+    ),
+    n_parameters=40,
+    seq_len=7,
+    optimizer="optimizer-lambda",
+    data="/home/me/own.py:data",
+    data_seq_len=9,
+    structure=ModelStructure(n_trainable=20, layer_costs=(0.5, 0.25), cost_unit="seconds", plain_because="no blocks"),
+)
+
+
+def test_a_manifest_of_a_users_code_survives_json(manifest: Manifest) -> None:
+    space = replace(manifest.space, pipeline_depths=(1, 2), recompute=(False, True))
+    own = replace(manifest, workload=OWN_CODE, space=space)
+    assert through_json(own) == own
+    assert through_json(own).workload.structure.layer_costs == (0.5, 0.25)
+    through_json(own).check_same(own, study_name="mine")
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        ({"data": "/home/me/own.py:other"}, "data is /home/me/own.py:data, not /home/me/own.py:other"),
+        ({"data": None}, "data is /home/me/own.py:data, not None"),
+        ({"data_seq_len": 8}, "data_seq_len is 9, not 8"),
+        ({"optimizer": "adam"}, "optimizer is optimizer-lambda, not adam"),
+        ({"model": replace(OWN_CODE.model, digest="f")}, "model digest is 0123456789abcdef, not f"),
+        (
+            {"model": replace(OWN_CODE.model, function="/tmp/own.py:build")},
+            "model function is /home/me/own.py:build, not /tmp/own.py:build",
+        ),
+        (
+            {"structure": replace(OWN_CODE.structure, layer_costs=(0.5,))},
+            "structure layer_costs is [0.5, 0.25], not [0.5]",
+        ),
+    ],
+)
+def test_another_model_data_or_optimizer_of_the_users_is_refused(
+    change: dict[str, Any], difference: str, manifest: Manifest
+) -> None:
+    mine = replace(manifest, workload=OWN_CODE)
+    with pytest.raises(StudyMismatchError) as caught:
+        mine.check_same(replace(mine, workload=replace(OWN_CODE, **change)), study_name="mine")
+    assert f"({difference})" in str(caught.value)
+
+
+def test_a_manifest_from_before_there_were_pipelines_and_own_code_is_read(manifest: Manifest) -> None:
+    old: dict[str, Any] = json.loads(json.dumps(manifest.to_dict()))
+    for name in ("structure", "data", "data_seq_len"):
+        del old["workload"][name]
+    for name in ("source", "function", "digest"):
+        del old["workload"]["model"][name]
+    del old["space"]["recompute"]
+    assert Manifest.from_dict(old) == manifest
 
 
 @pytest.mark.parametrize("version", [2, None, "1"])
