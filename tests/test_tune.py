@@ -356,7 +356,7 @@ def test_wrong_arguments_raise_errors_that_are_value_errors_and_write_nothing(
     with pytest.raises(ValueError, match="seq-len"):
         tune("bert-tiny", seq_len=0)
     with pytest.raises(ModelError, match="got the class Linear: make one"):
-        tune(nn.Linear)  # type: ignore[arg-type]  # what the test is about
+        tune(nn.Linear)
     with pytest.raises(ConfigError, match=r"--data must be FILE\.py:FUNCTION or a Python function; got 3"):
         tune(nn.Linear(1, 1), data=3, device="cpu")  # type: ignore[arg-type]  # likewise
     with pytest.raises(ConfigError, match=r"--optimizer must be adamw, adam, FILE\.py:FUNCTION or a Python function"):

@@ -62,8 +62,7 @@ def weights(model: nn.Module, the_job: dict[str, Any], rank: int, n_ranks: int) 
         for number, layer in enumerate(stage.layers, first):  # type: ignore[arg-type]  # a ModuleList
             for name, parameter in layer.named_parameters(remove_duplicate=False):
                 named[f"{number}.{name}"] = parameter
-        if hasattr(stage, "loss"):
-            named |= {f"loss.{name}": parameter for name, parameter in stage.loss.named_parameters()}
+        named |= {name: parameter for name, parameter in stage.named_parameters() if name.startswith("loss.")}
     found: dict[str, Tensor] = {}
     for name, parameter in named.items():
         with deepspeed.zero.GatheredParameters([parameter]):

@@ -257,4 +257,4 @@ class _GpuClock:
 
 
 def _gpu_event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch leaves it bare
+    return torch.cuda.Event(enable_timing=True)

@@ -213,21 +213,27 @@ def test_the_function_is_told_its_replica_not_its_rank(
         (
             "ending",
             2,
-            "the data must go on for as long as training does, and ends after 3 micro-batches of 2 samples: return a Dataset, "
-            "or a DataLoader, which can begin again",
+            (
+                "the data must go on for as long as training does, and ends after 3 micro-batches of 2 samples: return a Dataset, "
+                "or a DataLoader, which can begin again"
+            ),
         ),
         (
             "empty_stream",
             2,
-            "the data must go on for as long as training does, and gives no micro-batch of 2 samples: return a Dataset, "
-            "or a DataLoader, which can begin again",
+            (
+                "the data must go on for as long as training does, and gives no micro-batch of 2 samples: return a Dataset, "
+                "or a DataLoader, which can begin again"
+            ),
         ),
         ("empty", 2, "the data set must hold samples; it is empty"),
         (
             "shy",
             4,
-            "micro-batches must hold the 4 samples asked for, and the first has 5: let the function take micro_batch_size, or "
-            "return a Dataset",
+            (
+                "micro-batches must hold the 4 samples asked for, and the first has 5: let the function take micro_batch_size, or "
+                "return a Dataset"
+            ),
         ),
         (
             "nothing",

@@ -61,7 +61,7 @@ def test_tied_specs_of_one_key_share_a_module_and_use_it_in_their_own_way() -> N
     )
     table, other = stack.layers[0], stack.layers[3]
     assert stack.layers[4] is other and table is not other
-    hidden = torch.tanh(table(GIVEN)) @ table.weight
+    hidden = torch.tanh(table(GIVEN)) @ table.get_parameter("weight")
     assert torch.equal(stack(GIVEN, LABELS), mean_square(other(other(hidden)), LABELS))
     assert sum(parameter.numel() for parameter in stack.parameters()) == 15 + 12
 

@@ -162,7 +162,7 @@ def test_a_tied_weight_stands_in_the_first_and_the_last_layer(name: str, strong:
     structure = structure_of(made(strong, name))
     stack = as_stack(structure)
     first, last = ({id(parameter) for parameter in stack.layers[end].parameters()} for end in (0, -1))
-    assert first & last == {id(structure.get_input_embeddings().weight)}  # type: ignore[operator, union-attr]
+    assert first & last == {id(structure.get_input_embeddings().weight)}  # type: ignore[operator]
     untied = as_stack(made(strong, name, tie_word_embeddings=False))
     assert not {id(p) for p in untied.layers[0].parameters()} & {id(p) for p in untied.layers[-1].parameters()}
 
@@ -228,13 +228,17 @@ def test_what_would_compute_something_else_is_refused(
         ({"tokens": torch.ones(1)}, "a split transformers model must get batches that are mappings with input_ids"),
         (
             {"input_ids": torch.ones(1), "position_ids": torch.ones(1), "labels": torch.ones(1)},
-            "batches of a split transformers model may hold input_ids, attention_mask, token_type_ids and labels; "
-            "these hold input_ids, position_ids, labels",
+            (
+                "batches of a split transformers model may hold input_ids, attention_mask, token_type_ids and labels; "
+                "these hold input_ids, position_ids, labels"
+            ),
         ),
         (
             {"input_ids": torch.ones(1)},
-            "batches of a split transformers model may hold input_ids, attention_mask, token_type_ids and labels; "
-            "these hold input_ids",
+            (
+                "batches of a split transformers model may hold input_ids, attention_mask, token_type_ids and labels; "
+                "these hold input_ids"
+            ),
         ),
     ],
 )
