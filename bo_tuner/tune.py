@@ -237,7 +237,7 @@ def tune(
                 n_parameters=0,  # known once the model was built, below
                 seq_len=length,
                 precision=cluster.usual_precision if precision == "auto" else precision,  # type: ignore[arg-type]  # checked
-                optimizer=optimizer if optimizer in OPTIMIZERS else named("--optimizer", optimizer, server.run_dir),
+                optimizer=_optimizer_source(optimizer, server.run_dir),
                 data=None if data is None else named("--data", data, server.run_dir),
                 data_seq_len=None if data is None else data_length,
             )
@@ -313,6 +313,13 @@ def _depths(cluster: Cluster, max_depth: int | None) -> tuple[int, ...]:
         raise ConfigError(f"--max-depth must be from 1 to the {cluster.n_ranks} ranks; got {max_depth}")
     most = max_depth or cluster.n_ranks
     return tuple(depth for depth in range(1, most + 1) if cluster.n_ranks % depth == 0)
+
+
+def _optimizer_source(optimizer: str | Callable[..., Any], folder: Path) -> str:
+    """A known optimizer's name, or where the user's comes from."""
+    if isinstance(optimizer, str) and optimizer in OPTIMIZERS:
+        return optimizer
+    return named("--optimizer", optimizer, folder)
 
 
 def _hand_over(model: Any, server: ForkServer) -> None:

@@ -141,7 +141,8 @@ class ModelStructure:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ModelStructure:
         """The inverse of `dataclasses.asdict`."""
-        return cls(**{**data, "layer_costs": tuple(data["layer_costs"])})
+        values: dict[str, Any] = {**data, "layer_costs": tuple(data["layer_costs"])}
+        return cls(**values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
