@@ -329,28 +329,32 @@ def test_the_introduction_of_a_preset_tells_its_length_and_no_data(opened: Opene
     assert not any(line.startswith("data") for line in lines)
 
 
-def test_data_that_ends_or_hangs_in_the_middle_ends_a_trial_with_the_reason(opened: Opened, tmp_path: Path) -> None:
-    code = """
+STREAMS = """
 import time
 
-def some():
+def ending():
     for _ in range(10):
         yield torch.ones(1, 4), torch.zeros(1, 4)
 
-def slow():
-    yield from some()
+def hanging():
+    yield from ending()
     time.sleep(60)
 """
-    for data, outcome, words in (
-        ("some", Outcome.FAILED, "the data must go on for as long as training does, and ends after 10 micro-batches"),
-        ("slow", Outcome.TIMEOUT, "the data gave no micro-batch for 2 s (--data-timeout)"),
-    ):
-        opening = opened(code, data=data, data_timeout_s=2.0)
-        workload = replace(opening.wanted.workload, n_parameters=20)
-        (opening.server.run_dir / "model.pkl").unlink(missing_ok=True)
-        opening._facts()  # writes the structure
-        objective = opening.objective(workload, log_dir=tmp_path)
-        limits = TrialLimits(memory_bytes=ROOMY, max_steps=20, deadline_s=60.0)
-        result = objective(TrainConfig(), limits=limits, on_event=ignore_events)
-        assert result.outcome is outcome, result.reason
-        assert words in result.reason
+
+
+@pytest.mark.parametrize(
+    ("data", "outcome", "words"),
+    [
+        ("ending", Outcome.FAILED, "the data must go on for as long as training does, and ends after 10 micro-batches"),
+        ("hanging", Outcome.TIMEOUT, "the data gave no micro-batch for 2 s (--data-timeout)"),
+    ],
+)
+def test_data_that_ends_or_hangs_in_the_middle_ends_a_trial_with_the_reason(
+    opened: Opened, tmp_path: Path, data: str, outcome: Outcome, words: str
+) -> None:
+    opening = opened(STREAMS, data=data, data_timeout_s=2.0)
+    objective = opening.objective(opening.open().workload, log_dir=tmp_path)
+    limits = TrialLimits(memory_bytes=ROOMY, max_steps=20, deadline_s=60.0)
+    result = objective(TrainConfig(), limits=limits, on_event=ignore_events)
+    assert result.outcome is outcome, result.reason
+    assert words in result.reason

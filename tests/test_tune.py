@@ -355,8 +355,9 @@ def test_wrong_arguments_raise_errors_that_are_value_errors_and_write_nothing(
         tune("bert-tiny", budget="lots")
     with pytest.raises(ValueError, match="seq-len"):
         tune("bert-tiny", seq_len=0)
+    a_class: Any = nn.Linear
     with pytest.raises(ModelError, match="got the class Linear: make one"):
-        tune(nn.Linear)
+        tune(a_class)
     with pytest.raises(ConfigError, match=r"--data must be FILE\.py:FUNCTION or a Python function; got 3"):
         tune(nn.Linear(1, 1), data=3, device="cpu")  # type: ignore[arg-type]  # likewise
     with pytest.raises(ConfigError, match=r"--optimizer must be adamw, adam, FILE\.py:FUNCTION or a Python function"):

@@ -211,8 +211,12 @@ def test_installed_classes_travel_by_name(tmp_path: Path) -> None:
 
 
 def workload(**values: Any) -> Workload:
-    spec = ModelSpec(name="mine", architecture={}, source="object")
-    return Workload(**{"model": spec, "n_parameters": 1, "seq_len": 9, **values})
+    usual: dict[str, Any] = {
+        "model": ModelSpec(name="mine", architecture={}, source="object"),
+        "n_parameters": 1,
+        "seq_len": 9,
+    }
+    return Workload(**{**usual, **values})
 
 
 def test_sources_name_pickles_by_their_folder_and_files_as_they_are(tmp_path: Path) -> None:
