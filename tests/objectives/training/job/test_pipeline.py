@@ -47,9 +47,9 @@ class Case:
 
 
 CASES = {
-    "bert, two stages, accumulated": Case("BertForMaskedLM", 2, (0, 2, 4), grad_accum_steps=3),
+    "bert, two stages, accumulated": Case("BertForMaskedLM", 2, (0, 2, 4), grad_accum_steps=3, data=None),
     "gpt2, two stages, sharded": Case("GPT2LMHeadModel", 2, (0, 1, 4), zero_stage=1, mask="eager"),
-    "gpt2, four stages": Case("GPT2LMHeadModel", 4, (0, 1, 2, 3, 4), grad_accum_steps=2, data=None),
+    "gpt2, four stages": Case("GPT2LMHeadModel", 4, (0, 1, 2, 3, 4), grad_accum_steps=3),
     "bert, two replicas, sharded": Case("BertForMaskedLM", 4, (0, 3, 4), zero_stage=1, grad_accum_steps=2, data=None),
     "gpt2, two replicas, recomputed": Case("GPT2LMHeadModel", 4, (0, 2, 4), recompute=True, mask="eager"),
 }
