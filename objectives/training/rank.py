@@ -36,7 +36,7 @@ PRELOAD = (
     "transformers.modeling_utils",
     "transformers.models.auto.modeling_auto",
     "bo_tuner.objectives.training.job",
-    "bo_tuner.objectives.training.facts",
+    "bo_tuner.objectives.training.look",
     "bo_tuner.objectives.training.job.split",
     "bo_tuner.objectives.training.rank",
 )
