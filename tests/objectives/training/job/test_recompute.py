@@ -169,7 +169,11 @@ def test_a_layer_that_stands_in_a_chain_twice_is_recomputed_once_a_pass() -> Non
         torch.testing.assert_close(one.grad, other.grad)
 
 
-@pytest.mark.parametrize("model", [nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.Tanh()), nn.Dropout()])
+@pytest.mark.parametrize(
+    "model",
+    [nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.Tanh()), nn.Sequential(nn.Linear(2, 2)), nn.Dropout()],
+    ids=["a layer", "different layers", "a list of one", "no weights"],
+)
 def test_a_model_without_repeated_blocks_says_so(model: nn.Module) -> None:
     with pytest.raises(JobError) as caught:
         recomputed_layers(model)
