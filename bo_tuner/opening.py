@@ -64,6 +64,9 @@ class Opening:
         check_precision(self.wanted.workload.precision, facts, device=self.wanted.cluster.device)
         manifest = self._with(facts)
         self._check_depth(manifest.workload)
+        manifest.space.candidates(
+            manifest.cluster, DeepSpeedBackEnd()
+        )  # raises where only pipelines would meet the batch
         if _has_users_code(manifest.workload):
             self._probe(manifest)
         created = self.store.create(manifest)

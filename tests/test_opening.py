@@ -19,7 +19,7 @@ from bo_tuner.objectives.training import DeepSpeedBackEnd
 from bo_tuner.objectives.training.sources import model_spec, named
 from bo_tuner.opening import Opening, introduction
 from bo_tuner.outcome import Outcome, TrialLimits
-from bo_tuner.space import SearchSpace
+from bo_tuner.space import BatchRule, SearchSpace
 from bo_tuner.storage import Location, Manifest, StudyStore
 from bo_tuner.workload import Workload
 
@@ -358,3 +358,14 @@ def test_data_that_ends_or_hangs_in_the_middle_ends_a_trial_with_the_reason(
     result = objective(TrainConfig(), limits=limits, on_event=ignore_events)
     assert result.outcome is outcome, result.reason
     assert words in result.reason
+
+
+def test_a_batch_that_only_a_pipeline_would_meet_is_refused_for_a_model_that_cannot_be_split(opened: Opened) -> None:
+    odd = replace(SPACE, batch_rule=BatchRule.of(global_batch=7))
+    opening = opened(space=odd)
+    with pytest.raises(
+        ConfigError, match="--global-batch must be a multiple of the 2 data-parallel ranks; got 7: use 6"
+    ):
+        opening.open()
+    assert opening.store.manifest() is None
+    assert opened(CHAIN, model="chain", space=odd).open().space.pipeline_depths == (1, 2)

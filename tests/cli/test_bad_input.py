@@ -56,11 +56,11 @@ USED_WRONGLY = {
     "sequence length beyond the model": ([*CPU, "--seq-len", "513"], ["--seq-len", "at most the 512", "got 513"]),
     "sequence length that is no number": ([*CPU, "--seq-len", "abc"], ["--seq-len", "integer", "abc"]),
     "global batch that no config meets": (
-        [*CPU, "--ranks", "2", "--global-batch", "7"],
+        [*CPU, "--ranks", "2", "--global-batch", "7", "--max-depth", "1"],
         ["--global-batch", "multiple of the 2", "got 7", "use 6"],
     ),
     "bound that no config meets": (
-        [*CPU, "--ranks", "2", "--max-global-batch", "1"],
+        [*CPU, "--ranks", "2", "--max-global-batch", "1", "--max-depth", "1"],
         ["--max-global-batch", "at least", "got 1", "use 2"],
     ),
     "both batch options": (
