@@ -6,7 +6,6 @@ import getpass
 import json
 import os
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Callable, Mapping
@@ -241,11 +240,7 @@ def trained(job: Path, cwd: Path) -> dict[str, Any]:
     ended = subprocess.run(
         [str(job / "launch.sh"), "--steps", "2"],
         cwd=cwd,
-        env={
-            **os.environ,
-            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
-            "TORCH_EXTENSIONS_DIR": str(private_copy(cwd / "ops")),
-        },
+        env={**os.environ, "TORCH_EXTENSIONS_DIR": str(private_copy(cwd / "ops"))},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -7,6 +7,7 @@ set -euo pipefail
 PYTHON=${PYTHON:-@PYTHON@}
 [ -x "$(command -v "$PYTHON")" ] || PYTHON=python3
 job=$(cd "$(dirname "$0")" && pwd)
+export PATH="$(dirname "$(command -v "$PYTHON")"):$PATH"   # for the ninja beside it, which torch compiles with: another starts over
 "$PYTHON" "$job/train.py" --check "$@"   # wrong arguments end here, in one line
 case " $* " in *" --help "* | *" -h "*) exit ;; esac
 exec env @COMMAND@ "$@"
