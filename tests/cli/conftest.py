@@ -20,6 +20,17 @@ from subprocess import CompletedProcess, Popen
 import pyte
 import pytest
 
+from bo_tuner.cluster import Cluster
+from bo_tuner.objectives.training import extensions, training_server
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_ops(cluster: Cluster) -> None:
+    """What a machine compiles once is compiled before the first command, which is given less time than that may take."""
+    if not extensions.is_cached():
+        with training_server(cluster) as server:
+            server.start()
+
 
 @pytest.fixture(scope="session")
 def program() -> str:
