@@ -174,7 +174,8 @@ class Workload:
 
     @property
     def label(self) -> str:
-        """Short, for names: `bert-tiny_seq128_fp32`; the user's data, whose samples may be of any length, by its function's name."""
+        """Short, for names: `bert-tiny_seq128_fp32`; the user's data, whose samples may be of any length, by its function's name; a
+        length that is not known yet is left out."""
         samples = f"seq{self.seq_len}" if self.data is None else _short(self.data)
         if self.data is None and self.seq_len == UNKNOWN_LENGTH:
             samples = ""
