@@ -200,7 +200,7 @@ def test_a_precision_that_deepspeed_refuses_on_this_device_is_told_with_those_it
 def test_a_study_where_nothing_fits_prints_its_trials_and_fails_with_the_way_out(
     run: Run, small: list[str], tmp_path: Path
 ) -> None:
-    limit = ["--memory-limit", "1MiB", "--zero-stages", "3", "--max-global-batch", "2"]
+    limit = ["--memory-limit", "1MiB", "--zero-stages", "3", "--recompute", "off", "--max-global-batch", "2"]
     ended = run("tune", "bert-tiny", *small, *limit, "--json", cwd=tmp_path)
     error = the_error(ended, code=1)
     for words in ("1 MiB", "--memory-limit", "--seq-len", "z3_gas1_mbs1"):

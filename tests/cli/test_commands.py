@@ -186,11 +186,12 @@ def test_export_out_writes_the_job_and_prints_its_files(
     assert (ended.returncode, ended.stderr) == (0, "")
     answer = json.loads(ended.stdout)
     assert answer["study"] == "shared"
-    assert sorted(answer["files"]) == sorted(str(file) for file in out.iterdir())
+    written = [file.relative_to(out) for file in out.rglob("*") if file.is_file()]
+    assert sorted(answer["files"]) == sorted(str(out / file) for file in written)
     assert {file.name for file in out.iterdir()} == {"ds_config.json", "model.json", "job", "train.py", "launch.sh"}
     assert os.access(out / "launch.sh", os.X_OK)
-    for file in out.iterdir():
-        assert file.read_bytes() == (study_folder / "job" / file.name).read_bytes()  # what tune --out wrote
+    for file in written:
+        assert (out / file).read_bytes() == (study_folder / "job" / file).read_bytes()  # what tune --out wrote
 
 
 def test_export_out_writes_what_export_prints(run: Run, tuned: CompletedProcess[str], study_folder: Path) -> None:
