@@ -123,7 +123,7 @@ def _figures(study: ReportedStudy) -> dict[str, dict[str, str]]:
                 "xanchor": "left",
                 "y": 1,
                 "yanchor": "bottom",
-                "entrywidth": 84,
+                "entrywidth": 122,  # "ZeRO 1 pp2 gas2 rc"
             },
         )
         found[name] = {"title": title, "caption": caption, "data": str(figure.to_json())}  # plotly escapes "<" in it
