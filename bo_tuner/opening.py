@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import platform
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
 from bo_tuner.budget import Budget
 from bo_tuner.cluster import Cluster
+from bo_tuner.config import TrainConfig
 from bo_tuner.errors import ConfigError, ModelError
 from bo_tuner.objectives import ignore_events
 from bo_tuner.objectives.launch import ForkServer
@@ -64,11 +66,10 @@ class Opening:
         check_precision(self.wanted.workload.precision, facts, device=self.wanted.cluster.device)
         manifest = self._with(facts)
         self._check_depth(manifest.workload)
-        manifest.space.candidates(
-            manifest.cluster, DeepSpeedBackEnd()
-        )  # raises where only pipelines would meet the batch
+        # Raises where only pipelines would meet the batch, and this model cannot be split.
+        candidates = manifest.space.candidates(manifest.cluster, DeepSpeedBackEnd())
         if _has_users_code(manifest.workload):
-            self._probe(manifest)
+            self._probe(manifest.workload, candidates)
         created = self.store.create(manifest)
         self._keep_pickles(manifest.workload)
         return created
@@ -149,24 +150,21 @@ class Opening:
                 f"--max-depth must be at most the {count(most, 'layer')} of {workload.model.name}; got {self.max_depth}"
             )
 
-    def _probe(self, manifest: Manifest) -> None:
+    def _probe(self, workload: Workload, candidates: Sequence[TrainConfig]) -> None:
         """One step of training with the user's code, before anything is written down.
 
         Raises:
             ModelError: It fails; the text says why.
         """
         print("training for one step, to see that it works ...", file=sys.stderr, flush=True)
-        candidates = manifest.space.candidates(manifest.cluster, DeepSpeedBackEnd())
-        objective = self.objective(manifest.workload, log_dir=self.server.run_dir / "logs")
+        objective = self.objective(workload, log_dir=self.server.run_dir / "logs")
         limits = TrialLimits(max_steps=1, warmup_steps=0, deadline_s=_LONGEST_PROBE_S, memory_bytes=self.memory_bytes)
         for config in (default_config(candidates), lightest(candidates)):
             result = objective(config, limits=limits, on_event=ignore_events)
             if result.measurement is not None:
                 return
             if not result.outcome.is_memory:
-                raise ModelError(
-                    f"model {manifest.workload.model.name} must train for one step, and does not: {result.reason}"
-                )
+                raise ModelError(f"model {workload.model.name} must train for one step, and does not: {result.reason}")
 
     def _keep_pickles(self, workload: Workload) -> None:
         """Models and functions from Python lie in the study's folder, for exports in other processes."""
