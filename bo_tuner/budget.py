@@ -114,6 +114,15 @@ class Budget:
         )
         return min(max(used / limit for used, limit in limits if limit is not None), 1.0)
 
+    def seconds_left(self, spent: Spent) -> float | None:
+        """Wall time that remains under both limits of time; None where neither is set."""
+        limits: list[float] = []
+        if self.seconds is not None:
+            limits.append(self.seconds - spent.seconds)
+        if self.device_hours is not None and spent.n_devices:
+            limits.append((self.device_hours * 3600 - spent.device_seconds) / spent.n_devices)
+        return min(limits, default=None)
+
     def left(self, spent: Spent) -> str:
         """What remains, for people: "7 trials, 12m00s left"."""
         parts: list[str] = []

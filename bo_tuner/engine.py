@@ -17,7 +17,7 @@ from bo_tuner.outcome import TrialLimits, TrialResult
 from bo_tuner.samplers import CandidateSampler, SpaceExhausted
 from bo_tuner.space import default_config, lightest
 from bo_tuner.storage import StudyStore
-from bo_tuner.trial import TrialRecord, best_of
+from bo_tuner.trial import TrialRecord, best_of, launch_noise
 
 __all__ = ["Engine", "Progress", "Snapshot", "StopReason"]
 
@@ -26,6 +26,21 @@ _LEAST_DEADLINE_S = 90.0
 _PATIENCE = 10.0
 """A trial may take this many times what the slowest rate so far would need."""
 _MOST_FAILURES_IN_A_ROW = 3
+_USUAL_STEPS = 12
+"""For the deadline, where the number of steps is not limited."""
+_N_REPEATS = 2
+"""Launches of the first complete config beyond its trial, which show what launches differ by; ..."""
+_REPEAT_FROM_TRIALS = 8
+"""... in studies of at least so many trials, ..."""
+_REPEAT_FRACTION = 0.05
+"""... and where they take at most this much of the time there is."""
+_MOST_CONFIRMATIONS = 3
+_CONFIRMATION_LENGTH = 2
+"""A confirmation measures at least this many times the steps of its trial, ..."""
+_CONFIRMATION_STEPS = 10
+"""... and at least so many."""
+_LONGEST_OF = 32
+"""Micro-batches whose largest the memory of a confirmed config must hold."""
 
 
 class StopReason(enum.StrEnum):
@@ -49,6 +64,8 @@ class Snapshot:
     """The trial that runs now."""
     running_since: float | None = None
     """Of `time.monotonic`: when its present try began; None when nobody knows."""
+    purpose: str = ""
+    """Why a trial with a result runs again: `repeat` or `confirm`; empty for a trial's own run."""
     event: TrialEvent | None = None
     """The newest of that trial."""
     memory_limit_bytes: int = 0
@@ -56,7 +73,7 @@ class Snapshot:
 
 
 class Progress(Protocol):
-    """Told of a study's progress. `shows` is called often, `ended` once a trial, `close` when nothing more comes."""
+    """Told of a study's progress: `shows` often, `ended` once a trial, `ran_again` once a repeat, `close` when nothing more comes."""
 
     def shows(self, snapshot: Snapshot) -> None:
         """A step was made."""
@@ -64,6 +81,10 @@ class Progress(Protocol):
 
     def ended(self, record: TrialRecord, snapshot: Snapshot) -> None:
         """A trial has its result."""
+        ...
+
+    def ran_again(self, record: TrialRecord, snapshot: Snapshot) -> None:
+        """A trial's config was repeated, or confirmed: its record holds the result, and the snapshot the purpose."""
         ...
 
     def close(self) -> None:
@@ -85,6 +106,8 @@ class Engine:
         memory_bytes: int,
         n_ranks: int,
         progress: Progress,
+        limits: TrialLimits | None = None,
+        confirms: bool = True,
     ) -> None:
         """Put the parts together.
 
@@ -97,6 +120,8 @@ class Engine:
             memory_bytes: Limit per rank.
             n_ranks: World size.
             progress: Is told.
+            limits: Steps and precision of every trial; None for the usual. Memory, deadline and incumbent are filled in.
+            confirms: The first complete config is repeated, and the winner confirmed.
         """
         self._store = store
         self._sampler = sampler
@@ -106,6 +131,8 @@ class Engine:
         self._memory_bytes = memory_bytes
         self._n_ranks = n_ranks
         self._progress = progress
+        self._usual_limits = replace(limits or TrialLimits(memory_bytes=memory_bytes), memory_bytes=memory_bytes)
+        self._confirms = confirms
 
     def run(self) -> StopReason:
         """Go on with the study until it ends; then the progress is closed.
@@ -116,17 +143,20 @@ class Engine:
             LaunchError: Trials cannot be started at all.
         """
         with contextlib.closing(self._progress):
-            return self._run()
+            self._store.use_sampler(self._sampler)
+            self._store.note_memory_limit(self._memory_bytes)
+            reason = self._search()
+            self._confirm_best()
+            return reason
 
-    def _run(self) -> StopReason:
-        self._store.use_sampler(self._sampler)
+    def _search(self) -> StopReason:
         n_before = len(self._store.records())
         for interrupted in self._store.settle():
             self._run_trial(interrupted)
         while True:
             self._store.check_lease()
             records = self._store.records()
-            if self._budget.is_used_up(self._store.spent(records)):
+            if self._budget.is_used_up(self._store.spent(records).later(self._kept_back_s(records))):
                 return StopReason.BUDGET
             if best_of(records) is None and _is_broken(records[n_before:]):  # a mended machine gets another chance
                 return StopReason.BROKEN
@@ -135,6 +165,7 @@ class Engine:
             except SpaceExhausted:
                 return StopReason.EXHAUSTED
             self._run_trial(self._store.begin(config, self._sampler.search_space))
+            self._repeat_first()
 
     def _next_config(self, records: Sequence[TrialRecord]) -> TrainConfig:
         """The sampler's choice, once something has run.
@@ -162,12 +193,75 @@ class Engine:
         self._store.finish(record, result)
         self._progress.ended(replace(record, result=result), self._snapshot(self._store.records()))
 
+    # -- running configs again -------------------------------------------------------------------------------------
+
+    def _repeat_first(self) -> None:
+        """Once something is complete, run it again, to learn what launches differ by."""
+        records = self._store.records()
+        first = next((record for record in records if record.samples_per_s is not None), None)
+        if first is None or first.repeats or not self._may_repeat(first):
+            return
+        for draw in range(1, _N_REPEATS + 1):
+            result = self._run_again(first, "repeat", replace(self._limits(first.config, records), data_draw=draw))
+            first = self._store.add_repeat(first, result)
+            self._tell_again(first, "repeat")
+
+    def _may_repeat(self, first: TrialRecord) -> bool:
+        if not self._confirms or (self._budget.trials or _REPEAT_FROM_TRIALS) < _REPEAT_FROM_TRIALS:
+            return False
+        spent = self._store.spent()
+        left = self._budget.seconds_left(spent)
+        return left is None or first.wall_s * _N_REPEATS <= _REPEAT_FRACTION * left
+
+    def _confirm_best(self) -> None:
+        """Run the winner again, longer; where it does not hold what its trial promised, the next one."""
+        for _ in range(_MOST_CONFIRMATIONS if self._confirms else 0):
+            records = self._store.records()
+            best = best_of(records)
+            if best is None or best.confirmation is not None:
+                return
+            assert best.result is not None and best.result.measurement is not None
+            n_measured = len(best.result.measurement.slowest_s)
+            limits = replace(
+                self._limits(best.config, records),
+                min_steps=max(_CONFIRMATION_LENGTH * n_measured, _CONFIRMATION_STEPS),
+                max_steps=None,
+                data_draw=_N_REPEATS + 1,
+                longest_of=_LONGEST_OF,
+            )
+            result = self._run_again(best, "confirm", limits)
+            if not result.outcome.teaches:
+                result = self._run_again(best, "confirm", limits)
+            self._tell_again(self._store.confirm(best, result), "confirm")
+
+    def _run_again(self, record: TrialRecord, purpose: str, limits: TrialLimits) -> TrialResult:
+        """Another launch of a trial's config, never ended for being slow."""
+        self._store.check_lease()
+        return self._objective(
+            record.config,
+            limits=replace(limits, incumbent_samples_per_s=None),
+            on_event=self._sink(record, self._store.records(), purpose),
+        )
+
+    def _tell_again(self, record: TrialRecord, purpose: str) -> None:
+        self._progress.ran_again(record, replace(self._snapshot(self._store.records()), purpose=purpose))
+
+    def _kept_back_s(self, records: Sequence[TrialRecord]) -> float:
+        """Seconds of the budget that the winner's confirmation will take; none before there is one."""
+        best = best_of(records)
+        if not self._confirms or best is None or best.result is None or best.confirmation is not None:
+            return 0.0
+        return best.result.wall_s * _CONFIRMATION_LENGTH
+
+    # -- limits ----------------------------------------------------------------------------------------------------
+
     def _limits(self, config: TrainConfig, records: Sequence[TrialRecord]) -> TrialLimits:
         best = best_of(records)
-        return TrialLimits(
-            memory_bytes=self._memory_bytes,
+        return replace(
+            self._usual_limits,
             deadline_s=self._deadline_s(config, records),
-            incumbent_samples_per_s=best.samples_per_s if best else None,
+            incumbent_samples_per_s=best.standing_samples_per_s if best else None,
+            launch_half_width=launch_noise(records).half_width,
         )
 
     def _deadline_s(self, config: TrainConfig, records: Sequence[TrialRecord]) -> float:
@@ -176,15 +270,16 @@ class Engine:
         if not rates:
             return _FIRST_DEADLINE_S
         starts = [(record.result.phases_s or {}).get("start", 0.0) for record in records if record.result]
-        steps_s = TrialLimits(memory_bytes=1).max_steps * config.global_batch(self._n_ranks) / min(rates)
+        steps_s = (self._usual_limits.max_steps or _USUAL_STEPS) * config.global_batch(self._n_ranks) / min(rates)
         return max(_LEAST_DEADLINE_S, _PATIENCE * (max(starts) + steps_s))
 
-    def _sink(self, record: TrialRecord, records: Sequence[TrialRecord]) -> EventSink:
+    def _sink(self, record: TrialRecord, records: Sequence[TrialRecord], purpose: str = "") -> EventSink:
         started = time.monotonic()
 
         def sink(event: TrialEvent) -> None:
             snapshot = self._snapshot(records)
-            self._progress.shows(replace(snapshot, running=record, running_since=started, event=event))
+            now = replace(snapshot, running=record, running_since=started, event=event, purpose=purpose)
+            self._progress.shows(now)
 
         return sink
 

@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from bo_tuner.config import TrainConfig
-from bo_tuner.outcome import Outcome
 from bo_tuner.space import SearchSpace
-from bo_tuner.trial import TrialRecord, best_of
+from bo_tuner.trial import TrialRecord, best_of, holds
 
-__all__ = ["OpenCandidates", "memory_proofs"]
+__all__ = ["MemoryProof", "OpenCandidates", "memory_proofs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +28,7 @@ def memory_proofs(records: Iterable[TrialRecord], *, limit_bytes: int) -> dict[T
     """
     proofs: dict[TrainConfig, MemoryProof] = {}
     for record in records:
-        result = record.result
-        if result is None or not result.outcome.is_memory or not _holds(record, limit_bytes):
+        if not _is_proof(record, limit_bytes):
             continue
         known = proofs.get(record.config.layout)
         if known is None or record.config.micro_batch_size < known.micro_batch_size:
@@ -38,12 +36,14 @@ def memory_proofs(records: Iterable[TrialRecord], *, limit_bytes: int) -> dict[T
     return proofs
 
 
-def _holds(record: TrialRecord, limit_bytes: int) -> bool:
-    """What our own limit or the kernel ended says nothing under a higher limit."""
-    result = record.result
-    if result is None or result.outcome not in (Outcome.GUARDED, Outcome.HOST_OOM):
-        return True
-    return (result.limit_bytes or 0) >= limit_bytes
+def _is_proof(record: TrialRecord, limit_bytes: int) -> bool:
+    """Memory ended the trial, or its confirmation, or its peak is over a limit that was lowered since."""
+    if record.result is None:
+        return False
+    last = record.confirmation if record.confirmation and record.confirmation.outcome.is_memory else record.result
+    if last.outcome.is_memory:
+        return holds(last, limit_bytes)
+    return record.has_run and (record.peak_memory_bytes or 0) > limit_bytes
 
 
 class OpenCandidates:
@@ -84,7 +84,7 @@ class OpenCandidates:
 
     def standing(self, records: Sequence[TrialRecord]) -> list[TrialRecord]:
         """The trials that still say something: all but those that a lower memory limit than today's ended."""
-        return [record for record in records if _holds(record, self._limit_bytes)]
+        return [record for record in records if record.result is None or holds(record.result, self._limit_bytes)]
 
     def open(self, records: Sequence[TrialRecord]) -> list[TrainConfig]:
         """Those that may still run."""
@@ -102,9 +102,9 @@ class OpenCandidates:
 
     def _measurable(self, records: Sequence[TrialRecord]) -> Callable[[TrainConfig], bool]:
         best = best_of(records)
-        if best is None or best.samples_per_s is None or self._space.batch_rule.kind == "fixed":
+        if best is None or best.standing_samples_per_s is None or self._space.batch_rule.kind == "fixed":
             return lambda config: True
-        largest = best.samples_per_s * self._longest_step_s
+        largest = best.standing_samples_per_s * self._longest_step_s
         return lambda config: config.global_batch(self._n_ranks) <= max(largest, self._n_ranks)
 
     def _edge(self, records: Sequence[TrialRecord], proofs: dict[TrainConfig, MemoryProof]) -> list[TrainConfig]:
@@ -113,7 +113,7 @@ class OpenCandidates:
             ran = [
                 record.config.micro_batch_size
                 for record in records
-                if record.config.layout == layout and record.has_run
+                if record.config.layout == layout and record.has_run and not _is_proof(record, self._limit_bytes)
             ]
             if ran and max(ran) < proof.micro_batch_size:
                 family = [config for config in self._candidates if config.layout == layout]

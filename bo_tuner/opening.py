@@ -158,7 +158,7 @@ class Opening:
         """
         print("training for one step, to see that it works ...", file=sys.stderr, flush=True)
         objective = self.objective(workload, log_dir=self.server.run_dir / "logs")
-        limits = TrialLimits(max_steps=1, warmup_steps=0, deadline_s=_LONGEST_PROBE_S, memory_bytes=self.memory_bytes)
+        limits = TrialLimits(max_steps=1, deadline_s=_LONGEST_PROBE_S, memory_bytes=self.memory_bytes)
         for config in (default_config(candidates), lightest(candidates)):
             result = objective(config, limits=limits, on_event=ignore_events)
             if result.measurement is not None:

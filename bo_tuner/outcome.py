@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from bo_tuner.precision import PRIOR, median_interval
+
 __all__ = ["Measurement", "Outcome", "TrialLimits", "TrialResult"]
 
 
@@ -47,16 +49,24 @@ class Outcome(enum.StrEnum):
 class TrialLimits:
     """What one trial may use."""
 
-    max_steps: int = 7
-    """Optimizer steps, warm-up included."""
-    warmup_steps: int = 2
-    """Steps that are run and not counted."""
+    max_steps: int | None = None
+    """Optimizer steps, warm-up included; None for as many as a few seconds hold, within bounds."""
+    min_steps: int = 3
+    """Optimizer steps that are measured at least, unless `max_steps` forbids it."""
+    precision_target: float = 0.02
+    """Measuring ends once the 95 % interval of the median step time is narrower than this fraction of it."""
     deadline_s: float = 180.0
     """Seconds from launch to the last step; past it the ranks are killed."""
     memory_bytes: int
     """Bytes per rank; a rank above it ends the trial."""
     incumbent_samples_per_s: float | None = None
-    """The best so far, in samples/s; None before the first complete trial."""
+    """The best so far, in samples/s; a trial that cannot reach it is ended. None before the first complete trial."""
+    data_draw: int = 0
+    """Which samples the trial draws: runs of one config with other numbers see other data."""
+    longest_of: int = 0
+    """Before anything is measured, train on the largest of this many micro-batches, where they differ in size."""
+    launch_half_width: float = PRIOR.half_width
+    """What launches of one config differ by: half of the 95 % interval, as a fraction of the step time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +86,12 @@ class Measurement:
     that of the process it was forked from."""
     is_loss_finite: bool = True
     """False when a step gave a loss of NaN or infinity."""
+    n_warmup: int = 0
+    """Steps run before those measured."""
+    is_settled: bool = True
+    """False when step times still drifted at the last step."""
+    launch_half_width: float = 0.0
+    """What launches of one config differ by, as known when this one ran: half of the 95 % interval, as a fraction."""
 
     @property
     def slowest_s(self) -> tuple[float, ...]:
@@ -104,13 +120,29 @@ class Measurement:
         return self.samples_per_s * self.seq_len
 
     @property
+    def engine_samples_per_s(self) -> float:
+        """Samples per second as DeepSpeed's tuner counts: forward, backward and step alone, data loading left out."""
+        return self.global_batch / self.engine_time_s if self.engine_time_s else math.inf
+
+    @property
+    def overstatement(self) -> float:
+        """How far DeepSpeed's count is above the end-to-end rate, as a fraction of it; 0 where the clocks give nonsense."""
+        ratio = self.step_time_s / self.engine_time_s if self.engine_time_s else 1.0
+        return max(ratio - 1.0, 0.0)
+
+    @property
+    def step_time_interval_s(self) -> tuple[float, float]:
+        """95 % interval of the step time, as another launch may show it: that of the median, widened by what launches differ by."""
+        middle = self.step_time_s
+        low, high = median_interval(self.slowest_s)
+        launch = self.launch_half_width * middle
+        return (max(middle - math.hypot(middle - low, launch), 0.0), middle + math.hypot(high - middle, launch))
+
+    @property
     def samples_per_s_interval(self) -> tuple[float, float]:
-        """Samples/s at the quartiles of step time (the slower first)."""
-        times = self.slowest_s
-        if len(times) < 2:
-            return (self.samples_per_s, self.samples_per_s)
-        low, _, high = statistics.quantiles(times, n=4, method="inclusive")
-        return (self.global_batch / high, self.global_batch / low)
+        """95 % interval of samples/s, the slower first; 0 and infinity where one step says nothing."""
+        low, high = self.step_time_interval_s
+        return (self.global_batch / high, self.global_batch / low if low > 0 else math.inf)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that JSON can hold."""
@@ -135,9 +167,11 @@ class TrialResult:
     measurement: Measurement | None = None
     """Present when steps were timed."""
     bound_samples_per_s: float | None = None
-    """For PRUNED: it cannot be faster than this."""
+    """For PRUNED: it is slower than this, with 97.5 %."""
     peak_memory_bytes: int | None = None
     """Highest of all ranks, known also for trials that failed; None when nothing was read."""
+    rank_peaks_bytes: tuple[int, ...] = ()
+    """By rank, known also for trials that failed; 0 for a rank that was not read."""
     requested_bytes: int | None = None
     """Size of the request that the allocator refused, where it says so."""
     limit_bytes: int | None = None
@@ -177,6 +211,7 @@ class TrialResult:
         data = {name: getattr(self, name) for name in self.__dataclass_fields__}
         data["outcome"] = self.outcome.value
         data["measurement"] = self.measurement.to_dict() if self.measurement else None
+        data["rank_peaks_bytes"] = list(self.rank_peaks_bytes)
         data["phases_s"] = dict(self.phases_s) if self.phases_s is not None else None
         return data
 
@@ -186,4 +221,5 @@ class TrialResult:
         measurement = data.get("measurement")
         values: dict[str, Any] = {**data, "outcome": Outcome(data["outcome"])}
         values["measurement"] = Measurement.from_dict(measurement) if measurement else None
+        values["rank_peaks_bytes"] = tuple(data.get("rank_peaks_bytes", ()))
         return cls(**values)

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from bo_tuner.config import TrainConfig
 from bo_tuner.outcome import Outcome, TrialResult
+from bo_tuner.precision import LaunchNoise
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
-__all__ = ["TrialRecord", "best_of", "records_of"]
+__all__ = ["TrialRecord", "best_of", "holds", "launch_noise", "records_of"]
 
 RESULT_KEY = "result"
 ATTEMPTS_KEY = "attempts"
@@ -31,10 +32,16 @@ class TrialRecord:
     """None while it runs, and after an interruption."""
     attempts: tuple[TrialResult, ...] = ()
     """Earlier tries of the same trial that taught nothing (TIMEOUT, FAILED)."""
+    repeats: tuple[TrialResult, ...] = ()
+    """Later launches of the same config, which show what launches differ by."""
+    confirmation: TrialResult | None = None
+    """A later and longer run, of a config that was the best."""
+    memory_limit_bytes: int | None = None
+    """Of the study today, per rank; the trial may have run under another one. None where the study does not say."""
 
     @classmethod
     def from_optuna(cls, trial: FrozenTrial) -> TrialRecord:
-        """Read a trial of ours."""
+        """Read a trial of ours; what was learned of it later is kept with the study."""
         data = trial.user_attrs.get(RESULT_KEY)
         return cls(
             number=trial.number,
@@ -45,8 +52,41 @@ class TrialRecord:
 
     @property
     def samples_per_s(self) -> float | None:
-        """Of a complete trial."""
+        """Of a complete trial, as it was measured in it."""
         return self.result.samples_per_s if self.result else None
+
+    @property
+    def peak_memory_bytes(self) -> int | None:
+        """Highest of all ranks and all its runs; None when nothing was read."""
+        runs = [self.result, *self.repeats, self.confirmation]
+        return max((run.peak_memory_bytes for run in runs if run and run.peak_memory_bytes), default=None)
+
+    @property
+    def fits_today(self) -> bool:
+        """Its peak is not over a memory limit that was lowered since."""
+        peak = self.peak_memory_bytes
+        return peak is None or self.memory_limit_bytes is None or peak <= self.memory_limit_bytes
+
+    @property
+    def is_confirmed(self) -> bool | None:
+        """A longer run held what the trial promised; None before there was one."""
+        if self.confirmation is None or self.result is None or self.result.measurement is None:
+            return None
+        again = self.confirmation.samples_per_s
+        return again is not None and again >= self.result.measurement.samples_per_s_interval[0]
+
+    @property
+    def standing_samples_per_s(self) -> float | None:
+        """What its config is taken to reach today: as measured, or as confirmed where that is slower by more than the interval.
+
+        None where it does not fit any more, or failed when it was confirmed.
+        """
+        if self.samples_per_s is None or not self.fits_today:
+            return None
+        if self.is_confirmed is False:
+            assert self.confirmation is not None
+            return self.confirmation.samples_per_s
+        return self.samples_per_s
 
     @property
     def has_run(self) -> bool:
@@ -73,10 +113,39 @@ class TrialRecord:
             "reason": result.reason if result else "no result yet",
             "samples_per_s": self.samples_per_s,
             "step_time_s": result.measurement.step_time_s if is_complete and result and result.measurement else None,
-            "peak_memory_bytes": result.peak_memory_bytes if result else None,
+            "peak_memory_bytes": self.peak_memory_bytes,
             "wall_s": self.wall_s,
             "params": {**params, "extra": extra},
+            **self._precision(),
         }
+
+    def _precision(self) -> dict[str, Any]:
+        """How well a complete trial is known, and what DeepSpeed's tuner would have said of it."""
+        measurement = self.result.measurement if self.result and self.samples_per_s is not None else None
+        again = self.confirmation
+        return {
+            "samples_per_s_interval": [_finite(rate) for rate in measurement.samples_per_s_interval]
+            if measurement
+            else None,
+            "n_steps": len(measurement.slowest_s) if measurement else None,
+            "engine_samples_per_s": _finite(measurement.engine_samples_per_s) if measurement else None,
+            "bound_samples_per_s": self.result.bound_samples_per_s if self.result else None,
+            "fits_today": self.fits_today,
+            "confirmed": self.is_confirmed,
+            "confirmation": {
+                "outcome": again.outcome.value,
+                "reason": again.reason,
+                "samples_per_s": again.samples_per_s,
+                "peak_memory_bytes": again.peak_memory_bytes,
+            }
+            if again
+            else None,
+        }
+
+
+def _finite(value: float) -> float | None:
+    """JSON knows no infinity."""
+    return value if math.isfinite(value) else None
 
 
 def records_of(trials: Iterable[FrozenTrial]) -> list[TrialRecord]:
@@ -85,24 +154,51 @@ def records_of(trials: Iterable[FrozenTrial]) -> list[TrialRecord]:
 
 
 def ranked(records: Iterable[TrialRecord]) -> list[TrialRecord]:
-    """Complete trials, fastest first; of equals the one with the lower peak memory."""
-    complete = [record for record in records if record.samples_per_s is not None]
+    """Complete trials that still fit, by what they are taken to reach; of equals the one with the lower peak memory first."""
+    complete = [record for record in records if record.standing_samples_per_s is not None]
     return sorted(
         complete,
         key=lambda record: (
-            -(record.samples_per_s or 0.0),
-            (record.result.peak_memory_bytes if record.result else None) or math.inf,
+            -(record.standing_samples_per_s or 0.0),
+            record.peak_memory_bytes or math.inf,
             record.number,
         ),
     )
 
 
 def last_limit_bytes(records: Sequence[TrialRecord]) -> int | None:
-    """Memory limit per rank of the newest trial; None before the first has ended."""
+    """Memory limit per rank of the study today, or of its newest trial; None where neither is known."""
+    if records and records[-1].memory_limit_bytes:
+        return records[-1].memory_limit_bytes
     limits = [record.result.limit_bytes for record in records if record.result and record.result.limit_bytes]
     return limits[-1] if limits else None
 
 
 def best_of(records: Iterable[TrialRecord]) -> TrialRecord | None:
-    """The fastest complete trial; None when nothing completed."""
+    """The fastest of the complete trials that still fit; None where there is none."""
     return next(iter(ranked(records)), None)
+
+
+def holds(result: TrialResult, limit_bytes: int) -> bool:
+    """A result still says something: what our own limit or the kernel ended does not under a higher limit.
+
+    Args:
+        result: Of a trial or of its confirmation.
+        limit_bytes: Memory limit per rank today.
+    """
+    return result.outcome not in (Outcome.GUARDED, Outcome.HOST_OOM) or (result.limit_bytes or 0) >= limit_bytes
+
+
+def launch_noise(records: Iterable[TrialRecord]) -> LaunchNoise:
+    """What launches of one config differ by, as far as those that ran again show it."""
+    configs: list[list[tuple[float, ...]]] = []
+    for record in records:
+        results = [record.result, *record.repeats, record.confirmation]
+        configs.append(
+            [
+                result.measurement.slowest_s
+                for result in results
+                if result and result.samples_per_s and result.measurement
+            ]
+        )
+    return LaunchNoise.of(configs)

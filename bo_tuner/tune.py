@@ -21,7 +21,7 @@ from bo_tuner.objectives.training.facts import Balance
 from bo_tuner.objectives.training.sources import MODEL_FILE, model_spec, named, write_object
 from bo_tuner.open_candidates import OpenCandidates
 from bo_tuner.opening import LONGEST_STEP_S, Opening, introduction, start_server
-from bo_tuner.outcome import Measurement
+from bo_tuner.outcome import Measurement, TrialLimits
 from bo_tuner.report import (
     ReportedStudy,
     SharedProgress,
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BestTrial", "TuneResult", "tune"]
 
+_FEWEST_STEPS = 4
 _RECOMPUTE = {"both": (False, True), "on": (True,), "off": (False,)}
 
 
@@ -112,7 +113,8 @@ class TuneResult:
 
     def to_dict(self) -> dict[str, Any]:
         """What `bo-tuner tune --json` prints."""
-        return study_to_dict(self.study_name, self.trials, budget=str(self.budget), spent=self.spent)
+        candidates = self.manifest.space.candidates(self.manifest.cluster, DeepSpeedBackEnd())
+        return study_to_dict(self.study_name, self.trials, candidates, budget=str(self.budget), spent=self.spent)
 
     def report(self, path: str | Path | None = None) -> Path:
         """Write the study as one HTML page, by default STUDY.html in this folder; returns the file.
@@ -154,6 +156,9 @@ def tune(
     balance: str = "time",
     recompute: str = "both",
     sampler: str = "tpe",
+    precision_target: str | float = 0.02,
+    max_steps: int | None = None,
+    confirm: bool = True,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> TuneResult:
@@ -190,6 +195,10 @@ def tune(
         balance: Stages are balanced by the measured `time` of layers, or by their `parameters`.
         recompute: Whether activations are recomputed: `both` tries it, `on`, `off`.
         sampler: `tpe`, `random` or `grid`.
+        precision_target: A trial ends once the 95 % interval of its median step time is narrower than this fraction of it ("2%").
+        max_steps: Optimizer steps of a trial at most, warm-up included; None for as many as 8 s hold, from 6 to 100.
+        confirm: The first config that completes is repeated, to learn what launches differ by (in studies of eight trials or more), and
+            the winner is run again, longer; where it does not hold what it promised, the next one is.
         seed: Of the sampler and the synthetic data.
         progress: Is told how it goes; None shows it live in a terminal or notebook and writes lines elsewhere,
             `bo_tuner.report.SilentProgress()` says nothing.
@@ -213,6 +222,7 @@ def tune(
     check_sampler_name(sampler)
     if not 0 <= seed < 2**32:
         raise ConfigError(f"--seed must be from 0 to {2**32 - 1}; got {seed}")
+    limits = _limits(precision_target, max_steps)
     if data_timeout <= 0:
         raise ConfigError(f"--data-timeout must be over 0 s; got {data_timeout:g}")
     is_length_known = spec.source == "config" and data is None
@@ -280,6 +290,8 @@ def tune(
                     memory_bytes=memory_bytes,
                     n_ranks=cluster.n_ranks,
                     progress=progress,
+                    limits=limits,
+                    confirms=confirm,
                 )
                 records = store.records()
                 if candidates.open(records) and not budget.is_used_up(store.spent(records)):
@@ -305,6 +317,24 @@ def tune(
             f"files must be readable and the disk must have room; {error.filename or 'a file'} fails "
             f"({error.strerror or error}): mend that, or free some room, and run the same command again"
         ) from error
+
+
+def _limits(precision_target: str | float, max_steps: int | None) -> TrialLimits:
+    """What every trial is measured by; memory is filled in by the engine."""
+    text = str(precision_target).strip()
+    try:
+        fraction = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        fraction = 0.0
+    if not 0 < fraction < 1:
+        raise ConfigError(
+            f'--precision-target must be over 0 and under 1, as in 0.02 or "2%"; got {precision_target!r}'
+        )
+    if max_steps is not None and max_steps < _FEWEST_STEPS:
+        raise ConfigError(
+            f"--max-steps must be at least {_FEWEST_STEPS}: one to warm up, and three to measure; got {max_steps}"
+        )
+    return TrialLimits(memory_bytes=1, precision_target=fraction, max_steps=max_steps)
 
 
 def _depths(cluster: Cluster, max_depth: int | None) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from bo_tuner.storage.lease import Lease, is_alive
 from bo_tuner.storage.location import Location, storage_answers
 from bo_tuner.storage.manifest import Manifest
 from bo_tuner.text import did_you_mean, gib, rate
-from bo_tuner.trial import ATTEMPTS_KEY, RESULT_KEY, TrialRecord, best_of, records_of
+from bo_tuner.trial import ATTEMPTS_KEY, RESULT_KEY, TrialRecord, best_of, holds, records_of
 
 if TYPE_CHECKING:
     import optuna
@@ -36,6 +36,9 @@ _MANIFEST_KEY = "manifest"
 _SPENT_KEY = "spent"
 _LEASE_KEY = "lease"
 _STOP_KEY = "stop"
+_LIMIT_KEY = "memory_limit_bytes"
+_CHECKS_KEY = "checks:"
+"""Followed by a trial's number: the runs of its config after it was told, when it takes no more attributes."""
 _CONSTRAINT = "memory"
 
 
@@ -137,9 +140,25 @@ class StudyStore:
     # -- trials ----------------------------------------------------------------------------------------------------
 
     def records(self) -> list[TrialRecord]:
-        """All trials, by number."""
+        """All trials, by number, with what was learned of them since."""
         with self._answers():
-            return records_of(self.study.get_trials(deepcopy=False))
+            records = records_of(self.study.get_trials(deepcopy=False))
+            attributes = self._user_attrs()
+        return [self._completed(record, attributes) for record in records]
+
+    def _completed(self, record: TrialRecord, attributes: Mapping[str, Any]) -> TrialRecord:
+        checks = attributes.get(f"{_CHECKS_KEY}{record.number}", {})
+        limit_bytes: int | None = attributes.get(_LIMIT_KEY)
+        stored = checks.get("confirmation")
+        confirmation = TrialResult.from_dict(stored) if stored else None
+        if confirmation and limit_bytes and not holds(confirmation, limit_bytes):
+            confirmation = None  # a lower limit ended it: it is to be made again
+        return replace(
+            record,
+            repeats=tuple(TrialResult.from_dict(repeat) for repeat in checks.get("repeats", [])),
+            confirmation=confirmation,
+            memory_limit_bytes=limit_bytes,
+        )
 
     def begin(self, config: TrainConfig, space: Mapping[str, BaseDistribution]) -> TrialRecord:
         """Add a running trial, in one transaction."""
@@ -154,7 +173,7 @@ class StudyStore:
         )
         with self._answers():
             trial_id = storage.create_new_trial(self.id, template_trial=template)
-            return TrialRecord.from_optuna(storage.get_trial(trial_id))
+            return self._completed(TrialRecord.from_optuna(storage.get_trial(trial_id)), self._user_attrs())
 
     def add_attempt(self, record: TrialRecord, result: TrialResult) -> TrialRecord:
         """Keep a try that taught nothing; the trial goes on running."""
@@ -174,6 +193,22 @@ class StudyStore:
             storage.set_trial_user_attr(trial_id, RESULT_KEY, result.to_dict())
             self._tell(record.number, trial_id, result)
         self._save_spent()
+
+    def add_repeat(self, record: TrialRecord, result: TrialResult) -> TrialRecord:
+        """Keep another launch of a trial's config."""
+        return self._add_check(replace(record, repeats=(*record.repeats, result)))
+
+    def confirm(self, record: TrialRecord, result: TrialResult) -> TrialRecord:
+        """Keep the longer run that a trial was confirmed by, or was not."""
+        return self._add_check(replace(record, confirmation=result))
+
+    def _add_check(self, record: TrialRecord) -> TrialRecord:
+        checks: dict[str, Any] = {"repeats": [repeat.to_dict() for repeat in record.repeats]}
+        if record.confirmation is not None:
+            checks["confirmation"] = record.confirmation.to_dict()
+        self._set_attr(f"{_CHECKS_KEY}{record.number}", checks)
+        self._save_spent()
+        return record
 
     def settle(self) -> list[TrialRecord]:
         """After an interruption: tell Optuna results that it was not told.
@@ -293,6 +328,10 @@ class StudyStore:
         """Keep the budget, and why the study stopped; no reason while it runs, and after it was killed."""
         self._set_attr(_STOP_KEY, {"budget": budget, "reason": reason})
 
+    def note_memory_limit(self, limit_bytes: int) -> None:
+        """Keep the limit per rank that holds from now on: what an earlier one ended or allowed is seen by it."""
+        self._set_attr(_LIMIT_KEY, limit_bytes)
+
     def last_stop(self) -> dict[str, str]:
         """`budget` and `reason` of the last run; nothing before the first."""
         return dict(self._user_attrs().get(_STOP_KEY) or {})
@@ -354,6 +393,6 @@ def best_note(records: list[TrialRecord]) -> str:
     n_memory = sum(record.result is not None and record.result.outcome.is_memory for record in records)
     return (
         f"### Best: `{best.config.name}` (trial {best.number})\n\n"
-        f"**{rate(best.samples_per_s or 0.0)}** samples, peak memory {peak} a rank. "
+        f"**{rate(best.standing_samples_per_s or 0.0)}** samples, peak memory {peak} a rank. "
         f"{len(records)} trials, {n_memory} ended by memory ({Outcome.OOM}, {Outcome.GUARDED} or {Outcome.HOST_OOM})."
     )

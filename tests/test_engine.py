@@ -46,7 +46,8 @@ class Analytic:
     """An objective by formula: larger batches are faster, and cost memory by layout.
 
     `bytes_of` a ZeRO stage are needed before the first sample. `script` overrides: how the first runs of a config end, in
-    turn; "*" stands for every config. `interrupts_at` is the number of the call that Ctrl-C hits.
+    turn; "*" stands for every config. `interrupts_at` is the number of the call that Ctrl-C hits. `slowed` tells by which factors the
+    runs of a config take longer than they should, in turn.
     """
 
     def __init__(
@@ -55,19 +56,21 @@ class Analytic:
         bytes_of: Mapping[int, int] | None = None,
         script: Mapping[str, list[Outcome]] | None = None,
         interrupts_at: int | None = None,
+        slowed: Mapping[str, list[float]] | None = None,
     ) -> None:
         self.calls: list[str] = []
         self.limits: list[TrialLimits] = []
         self._bytes_of = bytes_of or {0: 500, 1: 300, 2: 200, 3: 100}
         self._script = {name: list(outcomes) for name, outcomes in (script or {}).items()}
         self._interrupts_at = interrupts_at
+        self._slowed = {name: list(factors) for name, factors in (slowed or {}).items()}
 
     def __call__(self, config: TrainConfig, *, limits: TrialLimits, on_event: EventSink) -> TrialResult:
         self.calls.append(config.name)
         self.limits.append(limits)
         if len(self.calls) == self._interrupts_at:
             raise KeyboardInterrupt
-        on_event(TrialEvent(phase="measure", step=1, n_steps=limits.max_steps))
+        on_event(TrialEvent(phase="measure", step=1, n_steps=6))
         planned = self._script.get(config.name) or self._script.get("*")
         if planned:
             return TrialResult(outcome=planned.pop(0), reason="as planned", wall_s=3.0, limit_bytes=limits.memory_bytes)
@@ -81,9 +84,16 @@ class Analytic:
                 limit_bytes=limits.memory_bytes,
             )
         batch = config.global_batch(N_RANKS)
-        times = ((0.01 + 0.001 * batch + 0.002 * config.zero_stage,) * 3,) * N_RANKS
+        slowed = self._slowed.get(config.name)
+        step_s = (0.01 + 0.001 * batch + 0.002 * config.zero_stage) * (slowed.pop(0) if slowed else 1.0)
+        times = ((step_s,) * 3,) * N_RANKS
         measurement = Measurement(
-            global_batch=batch, seq_len=8, step_times_s=times, engine_times_s=times, peak_memory_bytes=(used,) * N_RANKS
+            global_batch=batch,
+            seq_len=8,
+            step_times_s=times,
+            engine_times_s=times,
+            peak_memory_bytes=(used,) * N_RANKS,
+            launch_half_width=limits.launch_half_width,
         )
         return TrialResult(
             outcome=Outcome.COMPLETE,
@@ -101,6 +111,7 @@ class Told:
     def __init__(self) -> None:
         self.shown: list[Snapshot] = []
         self.over: list[tuple[TrialRecord, Snapshot]] = []
+        self.again: list[tuple[TrialRecord, Snapshot]] = []
         self.n_closed = 0
 
     def shows(self, snapshot: Snapshot) -> None:
@@ -108,6 +119,9 @@ class Told:
 
     def ended(self, record: TrialRecord, snapshot: Snapshot) -> None:
         self.over.append((record, snapshot))
+
+    def ran_again(self, record: TrialRecord, snapshot: Snapshot) -> None:
+        self.again.append((record, snapshot))
 
     def close(self) -> None:
         self.n_closed += 1
@@ -133,6 +147,7 @@ class Bench:
         progress: Told | None = None,
         is_timed: bool = False,
         back_end: BackEnd | None = None,
+        confirms: bool = False,
     ) -> StopReason:
         """Go on with the study; `is_timed` takes the lease, which counts the time and takes some."""
         self.store = store = StudyStore(Location(folder=self._folder), "study")
@@ -156,6 +171,7 @@ class Bench:
             memory_bytes=memory_bytes,
             n_ranks=N_RANKS,
             progress=progress or Told(),
+            confirms=confirms,
         )
         with store.drive(n_ranks=N_RANKS) if is_timed else contextlib.nullcontext():
             return engine.run()
@@ -286,7 +302,7 @@ def test_deadlines_are_generous_at_first_and_follow_start_and_slowest_rate_later
     assert objective.limits[0].deadline_s == 600.0
     first = bench.records[0]
     assert first.samples_per_s is not None
-    steps_s = objective.limits[1].max_steps * bench.records[1].config.global_batch(N_RANKS) / first.samples_per_s
+    steps_s = 12 * bench.records[1].config.global_batch(N_RANKS) / first.samples_per_s
     assert objective.limits[1].deadline_s == pytest.approx(10 * (20.0 + steps_s))
 
 
@@ -379,6 +395,104 @@ def test_a_broken_study_tries_again_when_it_is_run_again(bench: Bench) -> None:
     mended = Analytic()
     assert bench.run(mended, "6 trials") is StopReason.BUDGET
     assert bench.outcomes == [Outcome.FAILED] * 3 + [Outcome.COMPLETE] * 3
+
+
+# -- running again -------------------------------------------------------------------------------------------------
+
+
+def test_the_winner_is_confirmed_longer_on_other_data_at_the_longest_and_is_never_pruned(bench: Bench) -> None:
+    objective, told = Analytic(), Told()
+    assert bench.run(objective, "4 trials", confirms=True, progress=told) is StopReason.BUDGET
+    best = best_of(bench.records)
+    assert best is not None and best.is_confirmed
+    assert objective.calls[4:] == [best.config.name], "four trials are too few to repeat the first"
+    trial, again = objective.limits[3], objective.limits[4]
+    assert (trial.data_draw, trial.longest_of) == (0, 0)
+    assert again.data_draw > 0 and again.longest_of > 1
+    assert again.min_steps >= 10 and again.incumbent_samples_per_s is None
+    ((record, snapshot),) = told.again
+    assert (record.number, snapshot.purpose) == (best.number, "confirm")
+    assert bench.store.spent().trials == 4, "a confirmation is no trial"
+    bench.run(Analytic(), "4 trials", confirms=True)
+    assert objective.calls.count(best.config.name) == 2, "once is enough"
+
+
+TINY_BY_SPEED = ["z0_gas1_mbs3", "z0_gas1_mbs2", "z0_gas1_mbs1"]
+
+
+def test_where_the_winner_is_slower_than_its_interval_the_next_one_is_confirmed(bench: Bench) -> None:
+    objective = Analytic(slowed={"z0_gas1_mbs3": [1.0, 2.0]})
+    bench.run(objective, "10 trials", space=TINY, confirms=True)
+    assert objective.calls[-2:] == TINY_BY_SPEED[:2]
+    records = {record.config.name: record for record in bench.records}
+    slow = records["z0_gas1_mbs3"]
+    assert slow.is_confirmed is False
+    assert slow.samples_per_s == pytest.approx(2 * (slow.standing_samples_per_s or 0.0))
+    best = best_of(bench.records)
+    assert best is not None and best.config.name == "z0_gas1_mbs2" and best.is_confirmed
+
+
+def test_a_winner_that_is_slower_when_confirmed_and_still_the_fastest_stays_the_best(bench: Bench) -> None:
+    objective = Analytic(slowed={"z0_gas1_mbs3": [1.0, 1.2]})
+    bench.run(objective, "10 trials", space=TINY, confirms=True)
+    best = best_of(bench.records)
+    assert best is not None and best.config.name == "z0_gas1_mbs3" and best.is_confirmed is False
+    assert objective.calls.count("z0_gas1_mbs2") == 1
+
+
+@pytest.mark.parametrize("outcome", [Outcome.OOM, Outcome.FAILED])
+def test_a_winner_that_fails_when_confirmed_is_not_the_best(bench: Bench, outcome: Outcome) -> None:
+    class FailsWhenConfirmed(Analytic):
+        def __call__(self, config: TrainConfig, *, limits: TrialLimits, on_event: EventSink) -> TrialResult:
+            if limits.longest_of and config.name == "z0_gas1_mbs3":
+                self.calls.append(config.name)
+                return TrialResult(outcome=outcome, reason="on purpose", limit_bytes=limits.memory_bytes)
+            return super().__call__(config, limits=limits, on_event=on_event)
+
+    objective = FailsWhenConfirmed()
+    bench.run(objective, "10 trials", space=TINY, confirms=True)
+    assert objective.calls.count("z0_gas1_mbs3") == (3 if outcome is Outcome.FAILED else 2)
+    best = best_of(bench.records)
+    assert best is not None and best.config.name == "z0_gas1_mbs2" and best.is_confirmed
+
+
+def test_the_first_complete_config_is_repeated_and_sets_how_wide_later_intervals_are(bench: Bench) -> None:
+    quiet, noisy = Analytic(), Analytic(slowed={"z0_gas1_mbs1": [1.0, 1.3, 0.8]})
+    told = Told()
+    bench.run(noisy, "8 trials", confirms=True, progress=told)
+    assert noisy.calls[:3] == ["z0_gas1_mbs1"] * 3
+    assert len({limits.data_draw for limits in noisy.limits[:3]}) == 3
+    assert [snapshot.purpose for _, snapshot in told.again[:2]] == ["repeat"] * 2
+    assert len(bench.records[0].repeats) == 2
+    assert noisy.limits[3].launch_half_width > 3 * noisy.limits[0].launch_half_width
+    calm = Bench(bench.store.location.study_folder("calm"))
+    calm.run(quiet, "8 trials", confirms=True)
+    assert quiet.limits[3].launch_half_width < quiet.limits[0].launch_half_width
+    calm.close()
+
+
+def test_repeats_do_not_eat_up_a_short_budget_of_time(bench: Bench) -> None:
+    objective = Analytic()
+    bench.run(objective, Budget(trials=8, seconds=30), confirms=True, is_timed=True)
+    assert objective.calls.count("z0_gas1_mbs1") == 1, "two repeats of a second are over a twentieth of half a minute"
+
+
+def test_time_for_the_confirmation_is_kept_back(bench: Bench) -> None:
+    objective = Analytic()
+    bench.run(objective, Budget(trials=50, seconds=1.9), confirms=True, is_timed=True)
+    assert len(objective.calls) == 2, "a trial says that it took a second: two are kept back once there is a best"
+    assert bench.records[0].is_confirmed
+
+
+def test_a_lower_limit_dethrones_a_best_that_is_over_it_and_a_higher_one_reinstates_it(bench: Bench) -> None:
+    bench.run(Analytic(), "10 trials", space=TINY)
+    assert [record.peak_memory_bytes for record in bench.records if record.config.micro_batch_size == 3] == [800]
+    bench.run(Analytic(), "10 trials", space=TINY, memory_bytes=750)
+    best = best_of(bench.records)
+    assert best is not None and best.config.name == "z0_gas1_mbs2"
+    bench.run(Analytic(), "10 trials", space=TINY, memory_bytes=LIMIT_BYTES)
+    best = best_of(bench.records)
+    assert best is not None and best.config.name == "z0_gas1_mbs3"
 
 
 # -- memory --------------------------------------------------------------------------------------------------------

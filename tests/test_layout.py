@@ -57,6 +57,7 @@ LAYERS = (
         "budget",
         "cluster",
         "partition",
+        "precision",
         "workload",
         "space",
         "trial",

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -43,14 +44,25 @@ def test_rates_follow_from_batch_sequence_and_median_step_time() -> None:
     assert TWO_RANKS.tokens_per_s == 128 * 64 / 3.0
 
 
-def test_the_interval_is_the_quartiles_of_step_time_slower_first() -> None:
-    found = measurement((1.0, 2.0, 4.0, 8.0, 16.0)).samples_per_s_interval
-    assert found == (64 / 8.0, 64 / 2.0)
-    assert found[0] <= 64 / 4.0 <= found[1]
+def test_the_interval_is_that_of_the_median_slower_first() -> None:
+    times = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0)  # of six, the outermost two: 1 - 2 / 2^6 = 97 %
+    assert measurement(times).samples_per_s_interval == (64 / 6.0, 64 / 1.0)
 
 
-def test_the_interval_of_one_step_is_a_point() -> None:
-    assert measurement((2.0,)).samples_per_s_interval == (32.0, 32.0)
+def test_what_launches_differ_by_widens_the_interval() -> None:
+    steady = replace(measurement((2.0,) * 6), launch_half_width=0.1)
+    assert steady.step_time_interval_s == pytest.approx((1.8, 2.2))
+    spread = replace(measurement((1.7, 1.7, 2.0, 2.0, 2.3, 2.3)), launch_half_width=0.2)
+    assert spread.step_time_interval_s == pytest.approx((1.5, 2.5))  # 0.3 and 0.4 at right angles
+
+
+def test_of_one_step_nothing_is_known() -> None:
+    assert measurement((2.0,)).samples_per_s_interval == (0.0, math.inf)
+
+
+def test_deepspeeds_count_leaves_out_what_is_neither_forward_backward_nor_step() -> None:
+    assert TWO_RANKS.engine_samples_per_s == 64 / 1.5
+    assert TWO_RANKS.overstatement == 1.0
 
 
 def test_ranks_that_report_unequal_numbers_of_steps_are_our_bug_and_not_hidden() -> None:
@@ -66,6 +78,9 @@ def test_a_measurement_reads_back_from_json_as_the_same() -> None:
         engine_times_s=((0.05, 0.1), (0.15, 0.2)),
         peak_memory_bytes=(2**40, 3),
         is_loss_finite=False,
+        n_warmup=3,
+        is_settled=False,
+        launch_half_width=0.03,
     )
     assert Measurement.from_dict(json.loads(json.dumps(odd.to_dict()))) == odd
 
@@ -166,6 +181,7 @@ FULL: dict[str, Any] = {
     "measurement": TWO_RANKS,
     "bound_samples_per_s": 12.5,
     "peak_memory_bytes": 900,
+    "rank_peaks_bytes": (900, 700),
     "requested_bytes": 600,
     "limit_bytes": 1000,
     "wall_s": 3.25,
@@ -185,4 +201,5 @@ def test_every_field_of_a_result_is_stored() -> None:
     stored = TrialResult(outcome=Outcome.OOM, **FULL).to_dict()
     assert set(stored) == {"outcome", *FULL}
     assert stored["outcome"] == "oom"
+    assert stored["rank_peaks_bytes"] == [900, 700]
     assert stored["measurement"]["global_batch"] == 64

@@ -20,6 +20,13 @@ ROW_KEYS = [
     "peak_memory_bytes",
     "wall_s",
     "params",
+    "samples_per_s_interval",
+    "n_steps",
+    "engine_samples_per_s",
+    "bound_samples_per_s",
+    "fits_today",
+    "confirmed",
+    "confirmation",
 ]
 
 
@@ -78,6 +85,13 @@ def test_the_row_of_a_complete_trial_has_its_numbers() -> None:
             "offload": "none",
             "extra": {"kernel": "a"},
         },
+        "samples_per_s_interval": [128.0, 128.0],
+        "n_steps": 3,
+        "engine_samples_per_s": 128.0,
+        "bound_samples_per_s": None,
+        "fits_today": True,
+        "confirmed": None,
+        "confirmation": None,
     }
 
 

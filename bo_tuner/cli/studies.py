@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -13,12 +14,14 @@ from bo_tuner.cli.options import AsJson, Debug, Storage, StudyName, print_json
 from bo_tuner.errors import ConfigError, NothingFitsError, StoreError
 from bo_tuner.objectives.training import DeepSpeedBackEnd, deepspeed_config
 from bo_tuner.report import study_to_dict, summary_text, trials_table, write_job
+from bo_tuner.report.progress import ending
+from bo_tuner.report.standing import confirmation_text, margin_text
 from bo_tuner.storage import Location, Manifest, StudyStore
 from bo_tuner.storage.study_store import study_names
 from bo_tuner.text import count, rate
 from bo_tuner.trial import TrialRecord, best_of, last_limit_bytes, ranked
 
-__all__ = ["export", "list_studies", "open_study", "show", "show_study"]
+__all__ = ["export", "export_text", "list_studies", "open_study", "show", "show_study"]
 
 
 def show(study: StudyName, storage: Storage = None, as_json: AsJson = False, debug: Debug = False) -> None:
@@ -27,7 +30,8 @@ def show(study: StudyName, storage: Storage = None, as_json: AsJson = False, deb
     records = store.records()
     if as_json:
         budget = store.last_stop().get("budget") or None
-        print_json(study_to_dict(study, records, budget=budget, spent=store.spent()))
+        candidates = manifest.space.candidates(manifest.cluster, DeepSpeedBackEnd())
+        print_json(study_to_dict(study, records, candidates, budget=budget, spent=store.spent()))
         return
     print(show_study(study, records, manifest))
     spent, stop = store.spent(), store.last_stop()
@@ -59,6 +63,7 @@ def export(
     if not 1 <= rank <= len(complete):
         raise ConfigError(f"--rank must be from 1 to the {len(complete)} complete trials; got {rank}")
     record = complete[rank - 1]
+    print(export_text(record), file=sys.stderr)
     if out is None:
         print(
             json.dumps(deepspeed_config(record.config, manifest.workload, n_ranks=manifest.cluster.n_ranks), indent=2)
@@ -66,9 +71,23 @@ def export(
         return
     files = write_job(out, record, manifest.workload, manifest.cluster, study_folder=store.folder)
     if as_json:
-        print_json({"study": study, "name": record.config.name, "files": [str(file) for file in files]})
+        print_json(
+            {
+                "study": study,
+                "name": record.config.name,
+                "files": [str(file) for file in files],
+                "confirmed": record.is_confirmed,
+                "peak_memory_bytes": record.peak_memory_bytes,
+                "memory_limit_bytes": last_limit_bytes([record]),
+            }
+        )
     else:
         print("\n".join(str(file) for file in files))
+
+
+def export_text(record: TrialRecord) -> str:
+    """What is known of a config that is handed over: its speed, whether that was confirmed, and the memory it leaves free."""
+    return f"{record.config.name}: {ending(record.result)}, {confirmation_text(record)}; {margin_text(record, last_limit_bytes([record]))}"
 
 
 def list_studies(storage: Storage = None, as_json: AsJson = False, debug: Debug = False) -> None:
@@ -83,7 +102,7 @@ def list_studies(storage: Storage = None, as_json: AsJson = False, debug: Debug 
                 "study": name,
                 "trials": len(records),
                 "best_name": best.config.name if best else None,
-                "samples_per_s": best.samples_per_s if best else None,
+                "samples_per_s": best.standing_samples_per_s if best else None,
             }
         )
     if as_json:
@@ -103,7 +122,7 @@ def show_study(name: str, records: Sequence[TrialRecord], manifest: Manifest) ->
     candidates = manifest.space.candidates(manifest.cluster, DeepSpeedBackEnd())
     summary = summary_text(
         records,
-        n_candidates=len(candidates),
+        candidates=candidates,
         limit_bytes=last_limit_bytes(records),
         stages=manifest.space.zero_stages,
         depths=manifest.space.pipeline_depths,

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from bo_tuner.cli.options import AsJson, Debug, Storage, print_json
-from bo_tuner.cli.studies import show_study
+from bo_tuner.cli.studies import export_text, show_study
 from bo_tuner.engine import StopReason
 from bo_tuner.errors import ConfigError, NothingFitsError
 from bo_tuner.text import gib
@@ -69,6 +69,16 @@ def tune(
     balance: Annotated[str, typer.Option(help="Balance stages by time or parameters of layers.")] = "time",
     recompute: Annotated[str, typer.Option(help="Recompute activations: both tries it, on, off.")] = "both",
     sampler: Annotated[str, typer.Option(help="tpe, random or grid.")] = "tpe",
+    precision_target: Annotated[
+        str, typer.Option(help="A trial ends once its step time is known within this: a fraction, or 2%.")
+    ] = "2%",
+    max_steps: Annotated[
+        int | None,
+        typer.Option(help="Optimizer steps of a trial at most.", show_default="as 8 s hold, from 6 to 100"),
+    ] = None,
+    confirm: Annotated[
+        bool, typer.Option(help="Repeat the first config, and confirm the winner by a longer run.")
+    ] = True,
     seed: Annotated[int, typer.Option(help="Of the sampler and the synthetic data.")] = 0,
     out: Annotated[
         Path | None,
@@ -105,6 +115,9 @@ def tune(
             balance=balance,
             recompute=recompute,
             sampler=sampler,
+            precision_target=precision_target,
+            max_steps=max_steps,
+            confirm=confirm,
             seed=seed,
         )
     except KeyboardInterrupt:
@@ -120,6 +133,7 @@ def tune(
         raise NothingFitsError(_why_nothing(result))
     if out is not None:
         files = result.best.export(out)
+        print(export_text(result.best.record), file=sys.stderr)
         print(
             f"wrote {', '.join(dict.fromkeys(file.relative_to(out).parts[0] for file in files))} to {out}; "
             f"train with {out / 'launch.sh'}",

@@ -112,18 +112,21 @@ class _Onlooker:
 
     def _with_running(self, snapshot: Snapshot, driver: Mapping[str, Any], now: float) -> Snapshot:
         unfinished = {record.number: record for record in snapshot.records if record.result is None}
-        if not unfinished:
-            return snapshot
         folder = Path(driver.get("folder", self.store.folder))
         told = read_running(folder, host=driver["host"], pid=driver["pid"])
-        if told is not None and told.number in unfinished:
+        again = {record.number: record for record in snapshot.records if told is not None and told.purpose}
+        running_now = {**again, **unfinished}
+        if told is not None and told.number in running_now:
             return replace(
                 snapshot,
-                running=unfinished[told.number],
+                running=running_now[told.number],
                 running_since=now - (time.time() - told.began_at),
                 event=told.event,
                 memory_limit_bytes=told.memory_limit_bytes,
+                purpose=told.purpose,
             )
+        if not unfinished:
+            return snapshot
         running = min(unfinished)
         # A trial that ran before we came began at a time of another host's clock and zone.
         since = self._first_seen.setdefault(running, now if self._first_seen else None)

@@ -43,8 +43,8 @@ class Answer:
 
     @property
     def peak_bytes(self) -> int | None:
-        """Of the fullest rank."""
-        return self.best.result.peak_memory_bytes if self.best.result else None
+        """Of the fullest rank, in all runs of the config."""
+        return self.best.peak_memory_bytes
 
     @property
     def margin_bytes(self) -> int | None:
@@ -104,7 +104,7 @@ def first_gain(records: Sequence[TrialRecord], best: TrialRecord) -> Gain:
 
 
 def _gain(best: TrialRecord, other: TrialRecord, what: str) -> Gain:
-    value, base = best.samples_per_s or 0.0, other.samples_per_s or 0.0
+    value, base = best.standing_samples_per_s or 0.0, other.samples_per_s or 0.0
     return Gain(
         factor=value / base,
         against=other,

@@ -15,7 +15,7 @@ from bo_tuner.errors import StoreError
 from bo_tuner.objectives.training import deepspeed_config
 from bo_tuner.objectives.training.objective import rank_environment
 from bo_tuner.objectives.training.sources import JobSources, job_of
-from bo_tuner.trial import TrialRecord
+from bo_tuner.trial import TrialRecord, last_limit_bytes
 from bo_tuner.workload import Workload
 
 __all__ = ["launch_command", "write_job"]
@@ -66,7 +66,9 @@ def write_job(
         "measured": {
             "config": record.config.name,
             "samples_per_s": record.samples_per_s,
-            "peak_memory_bytes": record.result.peak_memory_bytes if record.result else None,
+            "confirmed": record.is_confirmed,
+            "peak_memory_bytes": record.peak_memory_bytes,
+            "memory_limit_bytes": last_limit_bytes([record]),
             "on": str(cluster),
         },
     }

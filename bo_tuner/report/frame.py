@@ -14,6 +14,7 @@ from bo_tuner.budget import Spent
 from bo_tuner.engine import Snapshot
 from bo_tuner.outcome import Outcome
 from bo_tuner.report.progress import ending
+from bo_tuner.report.standing import remarks
 from bo_tuner.text import duration, gib, rate
 from bo_tuner.trial import TrialRecord, best_of
 
@@ -26,6 +27,7 @@ _LEAST_REASON = 12
 _MEMORY_STYLES = ((0.9, "red"), (0.75, "yellow"), (0.0, "green"))
 """From this fraction of the limit on."""
 _OUTCOME_STYLES = {Outcome.COMPLETE: "", Outcome.PRUNED: "dim", Outcome.FAILED: "red", Outcome.TIMEOUT: "red"}
+_PURPOSES = {"": "trial", "repeat": "repeating trial", "confirm": "confirming trial"}
 _HEADER = ("trial", "config", "outcome", "samples/s", "memory", "why")
 _NUMBERS = (0, 3, 4)
 """Columns that are flush right."""
@@ -86,7 +88,7 @@ class StudyFrame:
         running, event = self.snapshot.running, self.snapshot.event
         if running is None:
             return pen.line("running", "choosing the next config")
-        parts = [f"trial {_name(running)}"]
+        parts = [f"{_PURPOSES[self.snapshot.purpose]} {_name(running)}"]
         if running.attempts:
             parts.append(f"try {len(running.attempts) + 1}")
         if event is not None:
@@ -193,8 +195,8 @@ def _cells(record: TrialRecord, *, is_best: bool) -> tuple[str, ...]:
         record.config.name,
         result.outcome.value,
         rate(value).removesuffix("/s") if value is not None else "-",
-        gib(result.peak_memory_bytes) if result.peak_memory_bytes else "-",
-        "".join(char if char.isprintable() else " " for char in result.reason),
+        gib(record.peak_memory_bytes) if record.peak_memory_bytes else "-",
+        "".join(char if char.isprintable() else " " for char in remarks(record)),
     )
 
 

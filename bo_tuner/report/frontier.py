@@ -59,7 +59,7 @@ def frontiers(records: Sequence[TrialRecord], limit_bytes: int | None) -> list[F
 
 def _fits(record: TrialRecord, limit_bytes: int | None) -> bool:
     """It ran, and would under this limit."""
-    peak = record.result.peak_memory_bytes if record.result else None
+    peak = record.peak_memory_bytes
     return record.has_run and (limit_bytes is None or (peak or 0) <= limit_bytes)
 
 

@@ -43,6 +43,10 @@ class LiveProgress:
         self._ended.add(record.number)
         self.shows(snapshot)
 
+    def ran_again(self, record: TrialRecord, snapshot: Snapshot) -> None:
+        """Keep its row too."""
+        self.ended(record, snapshot)
+
     def close(self) -> None:
         """Leave the rows and show the cursor again."""
         live, self._live = self._live, None

@@ -46,6 +46,10 @@ class NotebookProgress:
         """Advance the bar."""
         self._draw(snapshot)
 
+    def ran_again(self, record: TrialRecord, snapshot: Snapshot) -> None:
+        """Nothing more is used of the budget's trials."""
+        self._draw(snapshot)
+
     def close(self) -> None:
         """Leave the bar as it is."""
         if self._bar is not None:
@@ -56,7 +60,7 @@ class NotebookProgress:
         if self._bar is None:
             self._bar = _new_bar(snapshot)
         best = best_of(snapshot.records)
-        words = f"best {rate(best.samples_per_s or 0.0)} {best.config.name}" if best else "no best yet"
+        words = f"best {rate(best.standing_samples_per_s or 0.0)} {best.config.name}" if best else "no best yet"
         if snapshot.running is not None:
             words += f", {snapshot.running.config.name} runs"
         now = time.monotonic()

@@ -14,6 +14,7 @@ from bo_tuner.config import TrainConfig
 from bo_tuner.objectives.training import DeepSpeedBackEnd, deepspeed_config
 from bo_tuner.report.answer import Answer, Gain, answer_of, ratio
 from bo_tuner.report.frontier import frontiers, layout_label
+from bo_tuner.report.standing import as_deepspeed_counts, confirmation_text, plus_minus, remarks
 from bo_tuner.space import default_config
 from bo_tuner.storage import Manifest
 from bo_tuner.text import count, gib, seconds
@@ -90,8 +91,11 @@ def _answer(answer: Answer, study: ReportedStudy) -> dict[str, Any]:
         "name": config.name,
         "trial": answer.best.number,
         "choices": _choices(config, manifest.cluster.n_ranks),
-        "rate": _number(answer.best.samples_per_s or 0.0),
-        "interval": f"{_number(low)} to {_number(high)} at the quartiles of {count(len(measured.slowest_s), 'step')}",
+        "rate": _number(answer.best.standing_samples_per_s or 0.0),
+        "interval": f"{_number(low)} to {_number(high)} with 95 %, from {count(len(measured.slowest_s), 'step')}",
+        "confirmation": confirmation_text(answer.best),
+        "is_confirmed": bool(answer.best.is_confirmed),
+        "deepspeed_counts": as_deepspeed_counts(measured),
         "tokens": _number(measured.tokens_per_s),
         "step": seconds(measured.step_time_s),
         "is_loss_finite": measured.is_loss_finite,
@@ -184,7 +188,7 @@ def _layouts(records: Sequence[TrialRecord]) -> list[dict[str, str]]:
         {
             "label": layout_label(edge.layout),
             "trials": str(edge.n_trials),
-            "rate": _number(edge.best.samples_per_s or 0.0) if edge.best else _NONE,
+            "rate": _number(edge.best.standing_samples_per_s or 0.0) if edge.best else _NONE,
             "name": edge.best.config.name if edge.best else _NONE,
             "is_best": "yes" if best and edge.best and best.number == edge.best.number else "",
             "fits": str(edge.fits) if edge.fits is not None else "none ran",
@@ -202,7 +206,7 @@ def _trials(records: Sequence[TrialRecord], *, n_ranks: int) -> list[dict[str, A
         result, value = record.result, record.samples_per_s
         measured = result.measurement if result and value is not None else None
         outcome = result.outcome.value if result else "no result"
-        peak = (result.peak_memory_bytes if result else None) or 0
+        peak = record.peak_memory_bytes or 0
         batch = record.config.global_batch(n_ranks)
         n_retries = len(record.attempts)
         rows.append(
@@ -213,11 +217,13 @@ def _trials(records: Sequence[TrialRecord], *, n_ranks: int) -> list[dict[str, A
                 "batch": batch,
                 "outcome": outcome,
                 "tone": _TONES.get(outcome, "bad") if result else "calm",
-                "rate": (_number(value), value) if value is not None else (_NONE, -1),
+                "rate": (f"{_number(value)} {plus_minus(measured)}", value)
+                if value is not None and measured
+                else (_NONE, -1),
                 "step": (seconds(measured.step_time_s), measured.step_time_s) if measured else (_NONE, -1),
                 "peak": (gib(peak), peak) if peak else (_NONE, -1),
                 "wall": (f"{record.wall_s:.1f} s", record.wall_s) if result else (_NONE, -1),
-                "reason": (result.reason if result else "it runs, or was interrupted")
+                "reason": (remarks(record) if result else "it runs, or was interrupted")
                 + (f" (after {count(n_retries, 'earlier attempt')})" if n_retries else ""),
                 "log": result.log_tail.strip() if result else "",
             }

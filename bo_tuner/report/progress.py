@@ -6,6 +6,7 @@ from typing import TextIO
 
 from bo_tuner.engine import Snapshot
 from bo_tuner.outcome import TrialResult
+from bo_tuner.report.standing import confirmation_text, plus_minus
 from bo_tuner.text import gib, rate
 from bo_tuner.trial import TrialRecord, best_of
 
@@ -20,6 +21,9 @@ class SilentProgress:
 
     def ended(self, record: TrialRecord, snapshot: Snapshot) -> None:
         """A trial has its result."""
+
+    def ran_again(self, record: TrialRecord, snapshot: Snapshot) -> None:
+        """A trial's config was repeated, or confirmed."""
 
     def close(self) -> None:
         """The run is over."""
@@ -42,6 +46,13 @@ class LineProgress:
         self._stream.write(f"{text}   [{snapshot.budget.left(snapshot.spent)}]\n")
         self._stream.flush()
 
+    def ran_again(self, record: TrialRecord, snapshot: Snapshot) -> None:
+        """Add a line."""
+        self._stream.write(
+            f"again {record.number:>3}  {record.config.name:<18} {running_again(record, snapshot.purpose)}\n"
+        )
+        self._stream.flush()
+
     def close(self) -> None:
         """The lines stand."""
 
@@ -52,5 +63,13 @@ def ending(result: TrialResult | None) -> str:
         return "no result yet"
     if result.samples_per_s is not None:
         memory = f", {gib(result.peak_memory_bytes)}" if result.peak_memory_bytes else ""
-        return f"{rate(result.samples_per_s)}{memory}"
+        spread = f" {plus_minus(result.measurement)}" if result.measurement else ""
+        return f"{rate(result.samples_per_s)}{spread}{memory}"
     return f"{result.outcome.value}: {result.reason}"
+
+
+def running_again(record: TrialRecord, purpose: str) -> str:
+    """What another run of a trial's config showed, in a few words."""
+    if purpose == "confirm":
+        return confirmation_text(record)
+    return f"{ending(record.repeats[-1])} (repeated, to see what launches differ by)"

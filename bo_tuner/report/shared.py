@@ -32,6 +32,8 @@ class RunningTrial:
     memory_limit_bytes: int
     """Per rank."""
     event: TrialEvent
+    purpose: str = ""
+    """As in `Snapshot`."""
 
 
 class SharedProgress:
@@ -59,6 +61,10 @@ class SharedProgress:
     def ended(self, record: TrialRecord, snapshot: Snapshot) -> None:
         """Pass on."""
         self._progress.ended(record, snapshot)
+
+    def ran_again(self, record: TrialRecord, snapshot: Snapshot) -> None:
+        """Pass on."""
+        self._progress.ran_again(record, snapshot)
 
     def close(self) -> None:
         """Remove the file."""
@@ -92,6 +98,7 @@ class SharedProgress:
             "began_at": time.time() - (time.monotonic() - since),
             "memory_limit_bytes": snapshot.memory_limit_bytes,
             "event": asdict(event),
+            "purpose": snapshot.purpose,
         }
         draft = self._file.with_name(f"{_FILE}.new")
         draft.write_text(json.dumps(data), encoding="utf-8")

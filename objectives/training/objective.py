@@ -27,6 +27,8 @@ from bo_tuner.workload import Workload
 __all__ = ["TrainingObjective", "rank_environment", "training_server"]
 
 _LOG_LINES = 40
+_DRAW_STRIDE = 7919
+"""Between the seeds of two draws, so that draws of neighbouring seeds do not meet."""
 
 
 def training_server(cluster: Cluster) -> ForkServer:
@@ -141,7 +143,8 @@ class TrainingObjective:
 
     def _spec(self, config: TrainConfig, limits: TrialLimits, trial_dir: Path) -> dict[str, Any]:
         return {
-            "job": job_of(self._sources, config, self._workload, seed=self._seed),
+            "job": job_of(self._sources, config, self._workload, seed=self._seed_of(limits.data_draw)),
+            "longest_of": limits.longest_of if self._sources.data else 0,
             "ds_config": deepspeed_config(config, self._workload, n_ranks=self._cluster.n_ranks),
             "longest_wait_s": self._longest_wait_s if self._sources.data else None,
             "device": self._cluster.device,
@@ -149,6 +152,9 @@ class TrainingObjective:
             "limit_bytes": limits.memory_bytes,
             "rendezvous": str(trial_dir / "rendezvous"),
         }
+
+    def _seed_of(self, draw: int) -> int:
+        return (self._seed + draw * _DRAW_STRIDE) % 2**32  # users' random numbers take no larger ones
 
     def _environment(self, rank: int, port: int) -> dict[str, str]:
         return {

@@ -118,12 +118,14 @@ def _train(channel: Channel, rank: int, spec: Mapping[str, Any], enter: Callable
         world_size=spec["n_ranks"],
     )
     data = job.Watched(batches, longest_s=spec["longest_wait_s"], on_late=lambda: _tell_late(channel, spec))
-    data.fetch_first()
+    accum = ds_config["gradient_accumulation_steps"]
+    # Twice, since the optimizer's state is there only from the second step on.
+    data.fetch_first(longest_of=spec["longest_of"], times=2 * accum)
     enter("train")
     step = 0
     while True:
         try:
-            times = job.run_step(engine, data, grad_accum_steps=ds_config["gradient_accumulation_steps"])
+            times = job.run_step(engine, data, grad_accum_steps=accum)
         except Exception as error:
             if step == 0 and not isinstance(error, job.JobError):
                 error.add_note(f"the first batch was {data.first}")

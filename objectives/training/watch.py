@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bo_tuner.cluster import Cluster
@@ -17,12 +17,14 @@ from bo_tuner.objectives.memory import HostProbe, MemoryGuard
 from bo_tuner.objectives.training.failures import RankFailure, kernel_oom_kills, of_exit
 from bo_tuner.objectives.training.stopping import RankStep, StoppingRule
 from bo_tuner.outcome import Measurement, Outcome, TrialLimits, TrialResult
-from bo_tuner.text import gib
+from bo_tuner.text import gib, rate
 
 __all__ = ["TrialWatch"]
 
 _POLL_S = 0.04
 """Between two looks at memory: 25 Hz."""
+_FEW_STEPS = 3
+"""Of so few nobody expects that they have settled."""
 _TELL_EVERY_S = 0.5
 """Between two words on memory to those who look on, while no step ends."""
 
@@ -46,7 +48,7 @@ class TrialWatch:
         self._on_event = on_event
         self._cluster = cluster
         self._started = started
-        self._rule = StoppingRule(limits, n_ranks=cluster.n_ranks)
+        self._rule = StoppingRule(limits, n_ranks=cluster.n_ranks, global_batch=config.global_batch(cluster.n_ranks))
         self._baselines: dict[int, int] = {}
         self._guard = MemoryGuard(
             HostProbe(dict(enumerate(group.pids)), self._baselines), limit_bytes=limits.memory_bytes
@@ -144,12 +146,12 @@ class TrialWatch:
         phase = "measure" if self._rule.is_warm else ("warmup" if self._train_began else "start")
         memory = max([*self._peaks.values(), self._guard.peak_bytes or 0]) or None
         self._on_event(
-            TrialEvent(phase=phase, step=self._rule.n_finished, n_steps=self._limits.max_steps, memory_bytes=memory)
+            TrialEvent(phase=phase, step=self._rule.n_finished, n_steps=self._rule.n_steps, memory_bytes=memory)
         )
 
     def result(self, *, seq_len: int, teardown_s: float, wall_s: float, log_tail: str) -> TrialResult:
         """The trial as it ended."""
-        failure = self._failure
+        failure, bound = self._failure, self._rule.bound_samples_per_s
         peak = max([*self._peaks.values(), self._guard.peak_bytes or 0]) or None
         measurement = None
         if failure is None:
@@ -157,17 +159,22 @@ class TrialWatch:
             measurement = Measurement(
                 global_batch=self._config.global_batch(self._cluster.n_ranks),
                 seq_len=seq_len,
-                step_times_s=tuple(tuple(step.total_s for step in row) for row in measured),
-                engine_times_s=tuple(tuple(step.engine_s for step in row) for row in measured),
+                step_times_s=tuple(tuple(round(step.total_s, 6) for step in row) for row in measured),
+                engine_times_s=tuple(tuple(round(step.engine_s, 6) for step in row) for row in measured),
                 peak_memory_bytes=tuple(self._peaks[rank] for rank in range(self._cluster.n_ranks)),
                 is_loss_finite=self._is_loss_finite,
+                n_warmup=self._rule.n_warmup,
+                is_settled=self._rule.is_settled,
+                launch_half_width=self._limits.launch_half_width,
             )
         began, warm = self._train_began or self._ended, self._warm_at or self._ended
         return TrialResult(
-            outcome=failure.outcome if failure else Outcome.COMPLETE,
-            reason=failure.reason if failure else ("" if self._is_loss_finite else "the loss was not finite"),
+            outcome=failure.outcome if failure else Outcome.COMPLETE if bound is None else Outcome.PRUNED,
+            reason=failure.reason if failure else "; ".join(self._remarks()),
             measurement=measurement,
+            bound_samples_per_s=None if failure else bound,
             peak_memory_bytes=peak,
+            rank_peaks_bytes=tuple(self._peaks[rank] for rank in range(self._cluster.n_ranks)),
             requested_bytes=failure.requested_bytes if failure else None,
             limit_bytes=self._limits.memory_bytes,
             wall_s=wall_s,
@@ -179,3 +186,12 @@ class TrialWatch:
             },
             log_tail=log_tail if failure else "",
         )
+
+    def _remarks(self) -> Iterator[str]:
+        """What is to be said of a trial that did not fail."""
+        if self._rule.bound_samples_per_s is not None:
+            yield f"ended early: slower than {rate(self._rule.bound_samples_per_s)}, which is below the best so far"
+        elif not self._rule.is_settled and self._rule.n_finished > _FEW_STEPS:
+            yield "step times had not settled at the last step"
+        if not self._is_loss_finite:
+            yield "the loss was not finite"

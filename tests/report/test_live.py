@@ -127,7 +127,7 @@ def test_at_eighty_columns_everything_is_there(records: list[TrialRecord]) -> No
         " 12    z0_gas1_mbs13            complete         26  1.00 GiB",
         "running  ━━━━━━━━────────  trial 13 z0_pp2_gas64_mbs1024_rc, measure 3/6, 12s",
         "memory   ━━━━────────────  1.00 GiB of 4.00 GiB, 25%",
-        "best     trial 2 z1_pp2_gas64_mbs1024_rc, 65536/s, 1.00 GiB",
+        "best     trial 2 z1_pp2_gas64_mbs1024_rc, 65536/s +-0 %, 1.00 GiB",
         "budget   ━━━━━━━━━━──────  13 of 20 trials, 20m05s of 1h00m",
         "left     7 trials, 39m55s (about 10m18s), 20m05s spent",
     ]
@@ -141,7 +141,7 @@ def test_at_sixty_columns_reasons_and_bars_give_way_to_names_and_numbers(records
         " 12    z0_gas1_mbs13            complete         26",
         "running  trial 13 z0_pp2_gas64_mbs1024_rc, measure 3/6, 12s",
         "memory   ━━━─────────  1.00 GiB of 4.00 GiB, 25%",
-        "best     trial 2 z1_pp2_gas64_mbs1024_rc, 65536/s, 1.00 GiB",
+        "best     trial 2 z1_pp2_gas64_mbs1024_rc, 65536/s +-0 %, 1.…",
         "budget   ━━━━━━━━────  13 of 20 trials, 20m05s of 1h00m",
         "left     7 trials, 39m55s (about 10m18s), 20m05s spent",
     ]
@@ -310,7 +310,7 @@ def test_closing_leaves_every_trial_that_ended_meanwhile_and_the_cursor(terminal
     terminal.progress.close()
     rows = [line.split()[0] for line in terminal.lines if "complete" in line]
     assert rows == [str(number) for number in range(5, 40)]
-    assert terminal.lines[-2] == "best     trial 39 z0_gas1_mbs40, 80/s, 1.00 GiB"
+    assert terminal.lines[-2] == "best     trial 39 z0_gas1_mbs40, 80/s +-0 %, 1.00 GiB"
     assert not any(line.startswith("running") for line in terminal.lines)
     assert not terminal.screen.cursor.hidden
 

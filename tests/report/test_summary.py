@@ -20,6 +20,8 @@ from bo_tuner.report import LineProgress, SilentProgress, study_to_dict, summary
 from bo_tuner.trial import TrialRecord
 
 GIB = 2**30
+CANDIDATES = [TrainConfig(zero_stage=stage, micro_batch_size=size) for stage in (0, 1, 2, 3) for size in range(1, 11)]
+"""Forty."""
 
 
 def config(stage: Literal[0, 1, 2, 3], micro_batch: int, accum: int = 1) -> TrainConfig:
@@ -32,7 +34,7 @@ def complete(number: int, of: TrainConfig, *, step_s: float, peak_bytes: int = G
         global_batch=of.global_batch(2),
         seq_len=16,
         step_times_s=((step_s, step_s), (step_s / 2, step_s / 2)),
-        engine_times_s=((step_s, step_s), (step_s, step_s)),
+        engine_times_s=((0.8 * step_s, 0.8 * step_s), (step_s / 2, step_s / 2)),
         peak_memory_bytes=(peak_bytes, peak_bytes),
     )
     result = TrialResult(
@@ -70,9 +72,22 @@ def table_rows(text: str) -> list[list[str]]:
 
 def test_the_table_has_a_row_per_trial_with_batch_outcome_rate_step_and_memory(records: list[TrialRecord]) -> None:
     rows = table_rows(trials_table(records, n_ranks=2))
-    assert rows[0] == ["trial", "config", "batch", "outcome", "samples/s", "step", "peak memory", "wall"]
-    assert rows[1] == ["0", "z0_gas1_mbs1", "2", "complete", "10", "200 ms", "1.00 GiB", "2.5 s"]
-    assert rows[2] == ["1 *", "z1_gas1_mbs4", "8", "complete", "32", "250 ms", "2.00 GiB", "2.5 s"]
+    columns = ["samples/s", "95 %", "as DeepSpeed counts", "step", "peak memory", "wall"]
+    assert rows[0] == ["trial", "config", "batch", "outcome", *columns]
+    first = ["10", "+-0 %", "12.5 (+25 %)", "200 ms", "1.00 GiB", "2.5 s"]
+    assert rows[1] == ["0", "z0_gas1_mbs1", "2", "complete", *first]
+    assert rows[2] == [
+        "1 *",
+        "z1_gas1_mbs4",
+        "8",
+        "complete",
+        "32",
+        "+-0 %",
+        "40 (+25 %)",
+        "250 ms",
+        "2.00 GiB",
+        "2.5 s",
+    ]
     assert len(rows) == 1 + len(records)
 
 
@@ -84,8 +99,8 @@ def test_the_table_marks_the_best_alone(records: list[TrialRecord]) -> None:
 def test_the_table_gives_a_trial_that_did_not_complete_no_rate_and_its_reason(records: list[TrialRecord]) -> None:
     rows = table_rows(trials_table(records, n_ranks=2))
     reason = "rank 0 used 5.00 GiB, over the limit of 4.00 GiB"
-    assert rows[4] == ["3", "z3_gas1_mbs8", "16", "guarded", "-", "-", "5.00 GiB", "1.2 s", reason]
-    assert rows[6] == ["5", "z3_gas1_mbs2", "4", "-", "-", "-", "-", "-", "no result yet"]
+    assert rows[4] == ["3", "z3_gas1_mbs8", "16", "guarded", "-", "-", "-", "-", "5.00 GiB", "1.2 s", reason]
+    assert rows[6] == ["5", "z3_gas1_mbs2", "4", "-", "-", "-", "-", "-", "-", "-", "no result yet"]
 
 
 def test_the_table_of_no_trials_is_its_header() -> None:
@@ -93,7 +108,7 @@ def test_the_table_of_no_trials_is_its_header() -> None:
 
 
 def summarized(records: Sequence[TrialRecord]) -> str:
-    return summary_text(records, n_candidates=40, limit_bytes=4 * GIB, stages=(0, 1, 3))
+    return summary_text(records, candidates=CANDIDATES, limit_bytes=4 * GIB, stages=(0, 1, 3))
 
 
 def test_the_summary_has_trials_best_value_and_best_name_per_stage_and_over_all(records: list[TrialRecord]) -> None:
@@ -113,18 +128,18 @@ def test_the_summary_counts_how_trials_ended(records: list[TrialRecord]) -> None
 
 def test_the_summary_names_what_does_not_fit_and_the_tightest_proof(records: list[TrialRecord]) -> None:
     lines = [line for line in summarized(records).splitlines() if "do not fit" in line]
-    assert lines == ["z3: micro-batch 4 and larger do not fit (trial 4)"]
+    assert lines == ["z3: micro-batch 4 and larger do not fit, which rules out 7 candidates (trial 4)"]
 
 
 def test_a_guarded_trial_proves_nothing_under_a_higher_limit(records: list[TrialRecord]) -> None:
-    text = summary_text(records[:4], n_candidates=40, limit_bytes=8 * GIB, stages=(0, 1, 3))
+    text = summary_text(records[:4], candidates=CANDIDATES, limit_bytes=8 * GIB, stages=(0, 1, 3))
     assert "do not fit" not in text
-    assert "do not fit (trial 3)" in summarized(records[:4])
+    assert "do not fit, which rules out 3 candidates (trial 3)" in summarized(records[:4])
 
 
 def test_where_there_are_pipelines_the_summary_has_a_row_per_depth(records: list[TrialRecord]) -> None:
     deep = complete(6, replace(config(0, 2), pipeline_depth=2), step_s=0.1)  # one replica: 20/s
-    text = summary_text([*records, deep], n_candidates=40, limit_bytes=None, stages=(0, 1, 3), depths=(1, 2))
+    text = summary_text([*records, deep], candidates=CANDIDATES, limit_bytes=None, stages=(0, 1, 3), depths=(1, 2))
     rows = {row[0]: row[1:] for row in table_rows(text)}
     assert rows["pp1"] == ["6", "32", "z1_gas1_mbs4"]
     assert rows["pp2"] == ["1", "20", "z0_pp2_gas1_mbs2"]
@@ -132,7 +147,10 @@ def test_where_there_are_pipelines_the_summary_has_a_row_per_depth(records: list
 
 
 def test_the_summary_ends_with_the_best(records: list[TrialRecord]) -> None:
-    assert summarized(records).splitlines()[-1] == "best: z1_gas1_mbs4, 32/s, 2.00 GiB a rank"
+    assert summarized(records).splitlines()[-2:] == [
+        "best: z1_gas1_mbs4, 32/s +-0 %, 2.00 GiB a rank, not confirmed by a longer run",
+        "peak 2.00 GiB of 4.00 GiB a rank, 2.00 GiB (50 %) left",
+    ]
 
 
 def test_the_summary_without_a_complete_trial_names_no_best(records: list[TrialRecord]) -> None:
@@ -151,11 +169,24 @@ def test_of_equally_fast_trials_the_one_with_less_memory_is_best() -> None:
 
 def test_plain_data_has_null_where_nothing_completed_and_survives_json(records: list[TrialRecord]) -> None:
     spent = Spent(trials=2, seconds=3.0, device_seconds=7200.0)
-    data = json.loads(json.dumps(study_to_dict("mine", records[3:], budget=None, spent=spent)))
+    data = json.loads(json.dumps(study_to_dict("mine", records[3:], CANDIDATES, budget=None, spent=spent)))
     assert data["best"] is None
     assert data["spent"] == {"trials": 2, "seconds": 3.0, "gpu_h": 2.0}
     assert [trial["samples_per_s"] for trial in data["trials"]] == [None, None, None]
     assert [trial["outcome"] for trial in data["trials"]] == ["guarded", "oom", None]
+    assert data["excluded"] == [{"layout": "z3", "micro_batch_size": 4, "n_candidates": 7, "trial": 4}]
+
+
+def test_plain_data_tells_how_well_the_best_is_known_and_what_memory_it_leaves(records: list[TrialRecord]) -> None:
+    assert records[1].result is not None
+    slower = replace(complete(1, config(1, 4), step_s=0.5), number=1).result
+    records[1] = replace(records[1], confirmation=slower)
+    data = json.loads(json.dumps(study_to_dict("mine", records, CANDIDATES, budget=None, spent=Spent())))
+    assert data["memory_margin_bytes"] == 2 * GIB
+    best = data["best"]
+    assert best["samples_per_s_interval"] == [32.0, 32.0]
+    assert best["engine_samples_per_s"] == pytest.approx(40)
+    assert (best["confirmed"], best["confirmation"]["samples_per_s"]) == (False, 16.0)
 
 
 # -- progress ----------------------------------------------------------------------------------------------------------
@@ -184,7 +215,7 @@ def test_a_stream_that_is_no_terminal_gets_one_line_per_trial_and_nothing_betwee
     progress.ended(records[3], snapshot(records))
     lines = stream.getvalue().splitlines()
     assert len(lines) == 2
-    assert re.fullmatch(r"trial +1  z1_gas1_mbs4 +32/s, 2\.00 GiB \*   \[15 trials, 50m00s left\]", lines[0])
+    assert re.fullmatch(r"trial +1  z1_gas1_mbs4 +32/s \+-0 %, 2\.00 GiB \*   \[15 trials, 50m00s left\]", lines[0])
     assert re.fullmatch(r"trial +3  z3_gas1_mbs8 +guarded: rank 0 used 5\.00 GiB.*left\]", lines[1])
 
 

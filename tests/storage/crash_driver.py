@@ -56,6 +56,8 @@ class SilentProgress:
 
     def ended(self, record: TrialRecord, snapshot: Snapshot) -> None: ...
 
+    def ran_again(self, record: TrialRecord, snapshot: Snapshot) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -219,6 +221,7 @@ def drive(options: argparse.Namespace, death: str = "") -> None:
             memory_bytes=8 * _GIB,
             n_ranks=2,
             progress=SilentProgress(),
+            confirms=False,
         )
         started = time.monotonic()
         reason = engine.run()

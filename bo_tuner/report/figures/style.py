@@ -157,7 +157,7 @@ def hover_text(record: TrialRecord, *, n_ranks: int) -> str:
     measurement = result.measurement
     if record.samples_per_s is not None and measurement is not None:
         low, high = measurement.samples_per_s_interval
-        lines.append(f"{rate(record.samples_per_s)} ({rate(low)} to {rate(high)} at the quartiles of step time)")
+        lines.append(f"{rate(record.samples_per_s)} ({rate(low)} to {rate(high)} with 95 %)")
         lines.append(f"step {seconds(measurement.step_time_s)}")
     else:
         lines.append(f"ended as {result.outcome.value}")

@@ -204,7 +204,7 @@ def _mark_best(figure: go.Figure, records: Sequence[TrialRecord]) -> None:
     import plotly.graph_objects as go
 
     best = best_of(records)
-    if best is None or best.samples_per_s is None:
+    if best is None or best.standing_samples_per_s is None:
         return
     size = best.config.micro_batch_size
     sizes = sorted(record.config.micro_batch_size for record in records if record.result)
@@ -212,10 +212,10 @@ def _mark_best(figure: go.Figure, records: Sequence[TrialRecord]) -> None:
     figure.add_trace(
         go.Scatter(
             x=[size],
-            y=[best.samples_per_s],
+            y=[best.standing_samples_per_s],
             mode="markers+text",
             marker={"symbol": "circle-open", "size": 17, "color": NEUTRAL, "line": {"width": 2}},
-            text=[f"<b>{html.escape(best.config.name, quote=False)}</b> {rate(best.samples_per_s)}   "],
+            text=[f"<b>{html.escape(best.config.name, quote=False)}</b> {rate(best.standing_samples_per_s)}   "],
             textposition="top left" if is_right else "top right",
             hoverinfo="skip",
             showlegend=False,

@@ -153,11 +153,17 @@ class Watched:
         if longest_s is not None:
             threading.Thread(target=self._watch, args=(longest_s, on_late), daemon=True).start()
 
-    def fetch_first(self) -> None:
-        """Fetch the first micro-batch ahead of its use."""
-        batch = next(self)
+    def fetch_first(self, *, longest_of: int = 0, times: int = 1) -> None:
+        """Fetch the first micro-batch ahead of its use.
+
+        Args:
+            longest_of: Fetch so many, and put the largest of them in the place of the first: what training meets sooner or later
+                where samples differ in length.
+            times: How often that one comes before the others.
+        """
+        batch = max((next(self) for _ in range(max(longest_of, 1))), key=_n_elements)
         self.first = describe(batch)
-        self._batches = itertools.chain([batch], self._batches)
+        self._batches = itertools.chain([batch] * (times if longest_of else 1), self._batches)
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -199,6 +205,10 @@ def _tensors(batch: Any) -> Iterator[Tensor]:
     elif isinstance(batch, tuple | list):
         for part in batch:
             yield from _tensors(part)
+
+
+def _n_elements(batch: Any) -> int:
+    return sum(tensor.numel() for tensor in _tensors(batch))
 
 
 def _n_samples(batch: Any) -> int:

@@ -1,13 +1,20 @@
-"""When a trial has measured enough."""
+"""When a trial has measured enough, or need not go on."""
 
 from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
 
 from bo_tuner.objectives.training.stopping import RankStep, StoppingRule
 from bo_tuner.outcome import TrialLimits
 
+BATCH = 100
 
-def rule(*, max_steps: int = 7, n_ranks: int = 2) -> StoppingRule:
-    return StoppingRule(TrialLimits(memory_bytes=1, max_steps=max_steps, warmup_steps=2), n_ranks=n_ranks)
+
+def rule(*, n_ranks: int = 1, **limits: Any) -> StoppingRule:
+    return StoppingRule(TrialLimits(memory_bytes=1, **limits), n_ranks=n_ranks, global_batch=BATCH)
 
 
 def feed(stopping: StoppingRule, rank: int, *times_s: float) -> None:
@@ -15,37 +22,119 @@ def feed(stopping: StoppingRule, rank: int, *times_s: float) -> None:
         stopping.add(rank, RankStep(total_s=total_s, engine_s=total_s))
 
 
-def test_it_waits_for_the_slowest_rank() -> None:
+def steps_until_done(stopping: StoppingRule, times_s: list[float]) -> int:
+    """How many of `times_s` a trial of one rank makes."""
+    for n, total_s in enumerate(times_s, 1):
+        feed(stopping, 0, total_s)
+        if stopping.is_done:
+            return n
+    raise AssertionError("it is never done")
+
+
+def steady(n: int, *, step_s: float = 1.0, noise: float = 0.002, seed: int = 0) -> list[float]:
+    draw = random.Random(seed)
+    return [step_s * (1 + noise * draw.gauss(0, 1)) for _ in range(n)]
+
+
+def test_steps_that_agree_end_a_trial_after_a_warm_up_of_one_and_three_measured() -> None:
     stopping = rule()
-    feed(stopping, 0, *[0.1] * 9)
-    assert not stopping.is_done
-    feed(stopping, 1, *[0.1] * 6)
-    assert stopping.n_finished == 6 and not stopping.is_done
-    feed(stopping, 1, 0.1)
+    assert steps_until_done(stopping, [2.0, *steady(50)]) == 4
+    assert (stopping.n_warmup, stopping.is_settled, len(stopping.measured()[0])) == (1, True, 3)
+
+
+def test_a_first_step_ten_times_slower_costs_nothing() -> None:
+    assert steps_until_done(rule(), [10.0, *steady(50)]) == 4
+
+
+@pytest.mark.parametrize("position", range(1, 7))
+def test_a_stall_of_twenty_steps_costs_a_few_more_and_does_not_enter_the_median(position: int) -> None:
+    times = [1.3, *steady(60, noise=0.001)]
+    times[position] = 20.0
+    stopping = rule(max_steps=60)
+    n = steps_until_done(stopping, times)
+    assert n <= 11
+    measured = sorted(step.total_s for step in stopping.measured()[0])
+    assert measured[len(measured) // 2] == pytest.approx(1.0, abs=0.01)
+
+
+def test_a_drift_is_waited_out() -> None:
+    falling = [1 + 0.5 * 0.7**n for n in range(60)]
+    stopping = rule(max_steps=60)
+    steps_until_done(stopping, falling)
+    assert stopping.n_warmup >= 5
+    assert all(step.total_s < 1.04 for step in stopping.measured()[0])
+
+
+def test_a_drift_without_end_is_told_and_only_the_later_half_counts() -> None:
+    stopping = rule(max_steps=20)
+    assert steps_until_done(stopping, [1.5 * 0.95**n for n in range(60)]) == 20
+    assert not stopping.is_settled
+    assert stopping.n_warmup == 10
+
+
+def test_noisy_steps_are_measured_until_the_target_or_the_limit() -> None:
+    noisy = steady(500, noise=0.03, seed=4)
+    tight = steps_until_done(rule(max_steps=500, precision_target=0.02), noisy)
+    loose = steps_until_done(rule(max_steps=500, precision_target=0.06), noisy)
+    assert 4 <= loose < tight < 500
+    assert steps_until_done(rule(max_steps=15), noisy) == 15
+
+
+def test_without_a_limit_steps_end_with_the_patience_for_them() -> None:
+    wild = [1 + (n * 37 % 11) / 10 for n in range(200)]
+    assert steps_until_done(rule(), [10 * time for time in wild]) == 6
+    assert steps_until_done(rule(), [0.1 * time for time in wild]) == pytest.approx(8 / 0.15, abs=4)
+    assert steps_until_done(rule(), [0.001 * time for time in wild]) == 100
+
+
+def test_steps_of_a_blink_are_not_believed_at_once() -> None:
+    assert steps_until_done(rule(), steady(100, step_s=0.02)) >= 0.5 / 0.02
+
+
+def test_a_confirmation_measures_at_least_what_it_is_told() -> None:
+    assert steps_until_done(rule(min_steps=20), [2.0, *steady(50)]) == 21
+    assert steps_until_done(rule(min_steps=20), [20 * time for time in [2.0, *steady(50)]]) == 21, (
+        "however long it takes"
+    )
+
+
+def test_a_trial_slower_than_the_incumbent_ends_at_once_with_its_bound() -> None:
+    stopping = rule(incumbent_samples_per_s=140.0, max_steps=50, launch_half_width=0.03)
+    times = [1.0, *steady(50, noise=0.03)]
+    assert steps_until_done(stopping, times) <= 6
+    assert stopping.bound_samples_per_s is not None
+    assert 100 < stopping.bound_samples_per_s < 140
+    assert steps_until_done(rule(max_steps=50, launch_half_width=0.03), times) > 20
+
+
+def test_a_trial_within_its_interval_of_the_incumbent_goes_on() -> None:
+    stopping = rule(incumbent_samples_per_s=102.0, max_steps=50, launch_half_width=0.03)
+    assert steps_until_done(stopping, [1.0, *steady(50, noise=0.03)]) > 20
+    assert stopping.bound_samples_per_s is None
+
+
+def test_the_slowest_rank_sets_the_step() -> None:
+    stopping = rule(n_ranks=2, incumbent_samples_per_s=100.0)
+    feed(stopping, 0, *[0.5] * 9)
+    assert stopping.n_finished == 0 and not stopping.is_done
+    feed(stopping, 1, *[2.0] * 3)
+    assert stopping.n_finished == 3 and not stopping.is_done
+    feed(stopping, 1, 2.0)
     assert stopping.is_done
+    assert stopping.bound_samples_per_s == pytest.approx(50, rel=0.1)
+    assert [[step.total_s for step in row] for row in stopping.measured()] == [[0.5] * 3, [2.0] * 3]
 
 
-def test_warmup_steps_and_steps_not_finished_everywhere_do_not_count() -> None:
+@pytest.mark.parametrize(("max_steps", "n_measured"), [(1, 1), (2, 1), (3, 2)])
+def test_a_limit_below_the_warm_up_still_measures(max_steps: int, n_measured: int) -> None:
+    stopping = rule(max_steps=max_steps)
+    assert steps_until_done(stopping, [1.0] * 9) == max_steps
+    assert len(stopping.measured()[0]) == n_measured
+
+
+def test_the_number_of_steps_to_expect_follows_their_length() -> None:
     stopping = rule()
-    feed(stopping, 0, 9.0, 8.0, 1.0, 2.0, 3.0)
-    feed(stopping, 1, 9.0, 8.0, 1.5, 2.5)
-    assert [[step.total_s for step in row] for row in stopping.measured()] == [[1.0, 2.0], [1.5, 2.5]]
-
-
-def test_long_steps_end_after_three_measured_ones() -> None:
-    stopping = rule()
-    feed(stopping, 0, *[4.0] * 4)
-    feed(stopping, 1, *[4.0] * 4)
-    assert not stopping.is_done, "two measured steps are too few, however long"
-    feed(stopping, 0, 4.0)
-    feed(stopping, 1, 4.0)
-    assert stopping.is_done
-
-
-def test_a_limit_below_the_warmup_still_measures_one_step() -> None:
-    stopping = rule(max_steps=1, n_ranks=1)
-    feed(stopping, 0, 1.0, 1.0)
-    assert not stopping.is_done
-    feed(stopping, 0, 1.0)
-    assert stopping.is_done
-    assert len(stopping.measured()[0]) == 1
+    assert stopping.n_steps == 6
+    feed(stopping, 0, 0.1)
+    assert stopping.n_steps == 80
+    assert rule(max_steps=9).n_steps == 9

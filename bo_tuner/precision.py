@@ -1,0 +1,146 @@
+"""How well step times are known: when they have settled, the interval of their median, and what launches add to it."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+__all__ = ["LaunchNoise", "drift", "median_interval", "settled_from", "student"]
+
+FEWEST = 3
+"""Steps that an interval, or a judgement of drift, needs."""
+_EXACT_FROM = 6
+"""Order statistics hold the median with 95 % from six on: outside them all lie 2 of 2^6 orders."""
+_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+"""97.5 % quantile of Student's t with 1 to 10 degrees of freedom (Abramowitz and Stegun, table 26.10)."""
+_NORMAL = 1.96
+_KENDALL_FROM = 5
+"""Of four points, one order in twelve is monotone by chance: whether fewer than five drift is told by the size alone."""
+_MOST_TRIED = 16
+"""Ends of the warm-up that are tried at a time, since each costs all pairs of the rest."""
+
+
+def drift(times: Sequence[float]) -> float:
+    """How far `times` move from first to last along a straight line, relative to their median.
+
+    The slope is the median of those of all pairs (Theil 1950, Sen 1968), which three stalls in ten cannot bend.
+    """
+    pairs = combinations(enumerate(times), 2)
+    slope = statistics.median((late - early) / (j - i) for (i, early), (j, late) in pairs)
+    return slope * (len(times) - 1) / statistics.median(times)
+
+
+def settled_from(times: Sequence[float], *, tolerance: float, at_least: int = 1) -> int | None:
+    """Number of steps to leave out, so that the rest no longer drifts: the end of the warm-up.
+
+    The first step never counts. The rest has settled when its first step is not the slowest by more than `tolerance`, and its
+    drift is within `tolerance` too, or cannot be told from noise by the order of the times (Kendall's S, two-sided at 5 %).
+
+    Args:
+        times: Seconds of each step.
+        tolerance: Drift over the steps kept that does not matter, relative to their median.
+        at_least: Steps known already to belong to the warm-up.
+
+    Returns:
+        The smallest such number, of many steps the smallest of some; None while there is none that leaves three steps.
+    """
+    tried = range(max(at_least, 1), len(times) - FEWEST + 1, max(len(times) // _MOST_TRIED, 1))
+    for n_left_out in tried:
+        kept = times[n_left_out:]
+        slowest = max(max(kept[1:]), statistics.median(kept) * (1 + tolerance))
+        if kept[0] <= slowest and (abs(drift(kept)) <= tolerance or _may_be_noise(kept)):
+            return n_left_out
+    return None
+
+
+def _may_be_noise(times: Sequence[float]) -> bool:
+    """Kendall's S is as near to 0 as in 95 % of random orders (normal approximation, continuity-corrected)."""
+    n = len(times)
+    if n < _KENDALL_FROM:
+        return False
+    score = sum((late > early) - (late < early) for early, late in combinations(times, 2))
+    return abs(score) - 1 <= _NORMAL * math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
+
+
+def median_interval(times: Sequence[float]) -> tuple[float, float]:
+    """Interval that holds the median of what `times` are drawn from, with 95 %.
+
+    From six times on a pair of order statistics, which supposes nothing about how they spread; of fewer, Student's t about
+    the median, whose standard error is sqrt(pi / 2) times that of a mean. Of one time nothing is known: it may be anything.
+
+    Args:
+        times: Seconds; at least one.
+    """
+    n = len(times)
+    if n >= _EXACT_FROM:
+        ordered = sorted(times)
+        rank = _outer_rank(n)
+        return (ordered[rank], ordered[n - 1 - rank])
+    middle = statistics.median(times)
+    if n == 1:
+        return (0.0, math.inf)
+    half = student(n - 1) * statistics.stdev(times) * math.sqrt(math.pi / 2 / n)
+    return (max(middle - half, 0.0), middle + half)
+
+
+def _outer_rank(n: int) -> int:
+    """Of n ordered values, counted from 0: the largest with at most 2.5 % for so few of n coins to show heads."""
+    below, rank = 1, 0  # orders with at most `rank` values below the median, out of 2^n
+    while (below := below + math.comb(n, rank + 1)) <= 0.025 * 2**n:
+        rank += 1
+    return rank
+
+
+def student(n_free: int) -> float:
+    """97.5 % quantile of Student's t; past the table its expansion to the third order (Abramowitz and Stegun, 26.7.5)."""
+    if n_free <= len(_STUDENT):
+        return _STUDENT[n_free - 1]
+    z, v = _NORMAL, n_free
+    return z + (z**3 + z) / (4 * v) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v**2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchNoise:
+    """How much the median step time of one config differs from launch to launch, beyond what its steps show."""
+
+    sd: float
+    """Standard deviation, as a fraction of the step time."""
+    n_free: int
+    """Degrees of freedom that it rests on."""
+
+    @classmethod
+    def of(cls, configs: Iterable[Sequence[Sequence[float]]]) -> LaunchNoise:
+        """Estimate from repeats: the pooled variance of the logarithms of their medians, less what the steps explain.
+
+        What was seen on other machines counts like `PRIOR.n_free` repeats (a scaled inverse chi-square prior; Gelman et al.,
+        Bayesian Data Analysis, section 2.6), so that one lucky pair does not pass for no noise at all.
+
+        Args:
+            configs: Per config its launches, and of each the step times in seconds.
+        """
+        squares, n_free = PRIOR.n_free * PRIOR.sd**2, PRIOR.n_free
+        for launches in configs:
+            if len(launches) > 1:
+                between = statistics.variance(math.log(statistics.median(times)) for times in launches)
+                within = statistics.fmean(_median_sd(times) ** 2 for times in launches)
+                squares += max(between - within, 0.0) * (len(launches) - 1)
+                n_free += len(launches) - 1
+        return cls(sd=math.sqrt(squares / n_free), n_free=n_free)
+
+    @property
+    def half_width(self) -> float:
+        """Half of the 95 % interval for one launch, as a fraction of the step time."""
+        return student(self.n_free) * self.sd
+
+
+def _median_sd(times: Sequence[float]) -> float:
+    """Standard error of the median, as a fraction of it; nothing for one time, which says nothing about it."""
+    low, high = median_interval(times)
+    return (high - low) / 2 / _NORMAL / statistics.median(times) if len(times) > 1 else 0.0
+
+
+PRIOR = LaunchNoise(sd=0.01, n_free=3)
+"""Before any repeat: about what repeated launches on quiet machines differ by."""

@@ -1,0 +1,54 @@
+"""What became of a trial's promise: its interval, its confirmation, and the memory it leaves free, in words."""
+
+from __future__ import annotations
+
+import math
+
+from bo_tuner.outcome import Measurement
+from bo_tuner.text import gib, rate
+from bo_tuner.trial import TrialRecord, last_limit_bytes
+
+__all__ = ["as_deepspeed_counts", "confirmation_text", "margin_text", "plus_minus", "remarks"]
+
+
+def plus_minus(measurement: Measurement) -> str:
+    """Half of the 95 % interval of the step time: "+-1.3 %"; "+-?" where one step says nothing."""
+    low, high = measurement.step_time_interval_s
+    half_pct = 50 * (high - low) / measurement.step_time_s if measurement.step_time_s else math.inf
+    return f"+-{half_pct:.2g} %" if half_pct < 100 else "+-?"  # ASCII: it goes to any terminal and file
+
+
+def as_deepspeed_counts(measurement: Measurement) -> str:
+    """Samples/s of forward, backward and step alone, and how far that overstates: "7.02 (+4.1 %)"."""
+    return f"{rate(measurement.engine_samples_per_s).removesuffix('/s')} (+{100 * measurement.overstatement:.2g} %)"
+
+
+def confirmation_text(record: TrialRecord) -> str:
+    """What a longer run said of a trial that was the best."""
+    again = record.confirmation
+    if again is None:
+        return "not confirmed by a longer run"
+    if again.samples_per_s is None:
+        return f"not confirmed: its longer run ended as {again.outcome.value}: {again.reason}"
+    verdict = "confirmed at" if record.is_confirmed else "not confirmed: slower in a longer run, at"
+    return f"{verdict} {rate(again.samples_per_s)}"
+
+
+def margin_text(record: TrialRecord, limit_bytes: int | None) -> str:
+    """Peak memory of all its runs against the limit: "peak 1.2 GiB of 2.0 GiB a rank, 0.8 GiB (40 %) left"."""
+    peak = record.peak_memory_bytes
+    if peak is None or limit_bytes is None:
+        return "peak memory or its limit is not known"
+    margin = limit_bytes - peak
+    left = f"{gib(margin)} ({100 * margin / limit_bytes:.2g} %) left" if margin >= 0 else f"{gib(-margin)} over it"
+    return f"peak {gib(peak)} of {gib(limit_bytes)} a rank, {left}"
+
+
+def remarks(record: TrialRecord) -> str:
+    """The reason of a trial, and what was learned of it since."""
+    parts = [record.result.reason if record.result else "no result yet"]
+    if record.confirmation is not None:
+        parts.append(confirmation_text(record))
+    if record.samples_per_s is not None and not record.fits_today:
+        parts.append(margin_text(record, last_limit_bytes([record])))
+    return "; ".join(part for part in parts if part)

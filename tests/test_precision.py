@@ -1,0 +1,142 @@
+"""When step times have settled, and how well their median is known: on traces like those of real trainings."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+
+import pytest
+
+from bo_tuner.precision import PRIOR, LaunchNoise, drift, median_interval, settled_from, student
+
+TARGET = 0.02
+
+
+def steady(n: int, *, noise: float = 0.002, seed: int = 0) -> list[float]:
+    """Step times as large GPU trainings show them: some 0.2 % around one value."""
+    draw = random.Random(seed)
+    return [1 + noise * draw.gauss(0, 1) for _ in range(n)]
+
+
+# -- the warm-up ---------------------------------------------------------------------------------------------------
+
+
+def test_the_first_step_is_left_out_and_three_that_agree_have_settled() -> None:
+    assert settled_from(steady(3), tolerance=TARGET) is None
+    assert settled_from([10.0, *steady(3)], tolerance=TARGET) == 1
+    assert settled_from([1.0, *steady(3)], tolerance=TARGET) == 1
+
+
+def test_every_slow_step_at_the_start_is_left_out() -> None:
+    times = [10.0, 9.0, 4.0, *steady(20)]
+    kept = [settled_from(times[:n], tolerance=TARGET) for n in range(4, 9)]
+    assert kept[:2] == [None, None]
+    assert kept[2] == 3, "as soon as three steps agree"
+
+
+def test_a_steady_drift_never_settles_and_one_that_flattens_does() -> None:
+    falling = [1.5 * 0.97**n for n in range(30)]
+    assert all(settled_from(falling[:n], tolerance=TARGET) is None for n in range(len(falling)))
+    flattened = [1 + 0.5 * 0.6**n for n in range(30)]
+    settled = settled_from(flattened, tolerance=TARGET)
+    assert settled is not None and settled > 3
+    assert flattened[settled] < 1.03
+
+
+def test_noise_without_a_trend_is_no_drift_however_large() -> None:
+    n_settled = 0
+    for seed in range(40):
+        noisy = [10.0, *steady(15, noise=0.1, seed=seed)]
+        n_settled += settled_from(noisy, tolerance=TARGET) is not None
+    assert n_settled >= 38
+
+
+@pytest.mark.parametrize("position", range(2, 9))
+def test_a_stall_of_twenty_steps_is_no_end_of_the_warm_up(position: int) -> None:
+    times = [1.5, *steady(9)]
+    times[position] = 20.0
+    assert settled_from(times, tolerance=TARGET) == 1
+
+
+def test_what_is_known_to_be_warm_up_stays_so() -> None:
+    assert settled_from([1.0] * 8, tolerance=TARGET, at_least=4) == 4
+
+
+def test_drift_is_told_relative_to_the_median_over_the_whole_length() -> None:
+    assert drift([1.0, 1.1, 1.2, 1.3, 1.4]) == pytest.approx(0.4 / 1.2)
+    assert drift([2.0, 2.0, 40.0, 2.0, 2.0]) == 0
+
+
+# -- the interval of the median ------------------------------------------------------------------------------------
+
+
+def test_from_six_on_order_statistics_hold_the_median() -> None:
+    assert median_interval([3.0, 1.0, 2.0, 6.0, 5.0, 4.0]) == (1.0, 6.0)
+    assert median_interval(list(range(1, 10))) == (2, 8)  # David and Nagaraja, Order Statistics: n = 9, 2nd and 8th
+    assert median_interval(list(range(1, 21))) == (6, 15)  # n = 20, 6th and 15th
+
+
+def test_a_stall_does_not_widen_the_interval_of_nine() -> None:
+    low, high = median_interval([*steady(8), 20.0])
+    assert high - low < TARGET
+
+
+def test_below_six_students_t_is_used_and_one_time_says_nothing() -> None:
+    low, high = median_interval([0.99, 1.0, 1.01])
+    assert high - 1.0 == pytest.approx(4.303 * 0.01 * math.sqrt(math.pi / 2 / 3))
+    assert 1.0 - low == pytest.approx(high - 1.0)
+    assert median_interval([1.0]) == (0.0, math.inf)
+
+
+@pytest.mark.parametrize("n", [3, 4, 5, 6, 9, 15, 40])
+@pytest.mark.parametrize("shape", ["normal", "stalls"])
+def test_the_interval_holds_the_median_in_about_95_of_100(n: int, shape: str) -> None:
+    draw = random.Random(n)
+    held = 0
+    for _ in range(1000):
+        times = [draw.gauss(1, 0.02) for _ in range(n)]
+        if shape == "stalls":
+            times = [20.0 if draw.random() < 0.03 else time for time in times]
+        low, high = median_interval(times)
+        held += low <= 1.0 <= high  # three stalls in a hundred move the median by a thirtieth of the noise
+    assert held >= 925
+
+
+def test_students_quantiles_agree_with_the_table_where_both_are_known() -> None:
+    assert student(10) == 2.228
+    assert student(11) == pytest.approx(2.201, abs=0.003)
+    assert student(30) == pytest.approx(2.042, abs=0.001)
+    assert student(1000) == pytest.approx(1.962, abs=0.001)
+
+
+# -- what launches differ by ---------------------------------------------------------------------------------------
+
+
+def launches(*medians: float) -> list[list[float]]:
+    return [[median * factor for factor in (0.9999, 1.0, 1.0001)] for median in medians]
+
+
+def test_without_repeats_the_prior_stands() -> None:
+    assert LaunchNoise.of([]) == LaunchNoise.of([launches(1.0)]) == PRIOR
+
+
+def test_many_repeats_outweigh_the_prior() -> None:
+    draw = random.Random(1)
+    found = LaunchNoise.of([launches(*(1 + 0.05 * draw.gauss(0, 1) for _ in range(60)))])
+    assert found.sd == pytest.approx(0.05, rel=0.25)
+    assert found.n_free == PRIOR.n_free + 59
+    assert found.half_width == pytest.approx(1.99 * found.sd, rel=0.01)
+
+
+def test_repeats_of_several_configs_are_pooled_relative_to_each() -> None:
+    found = LaunchNoise.of([launches(1.0, 1.04), launches(100.0, 104.0)])
+    one = LaunchNoise.of([launches(1.0, 1.04)])
+    assert found.n_free == PRIOR.n_free + 2
+    assert found.sd > one.sd > PRIOR.sd
+
+
+def test_what_the_steps_explain_is_not_counted_twice() -> None:
+    draw = random.Random(2)
+    wild = [[[draw.gauss(1, 0.1) for _ in range(9)] for _ in range(2)] for _ in range(50)]
+    assert LaunchNoise.of(wild).sd < 0.5 * statistics.stdev(statistics.median(times) for pair in wild for times in pair)
