@@ -131,6 +131,27 @@ def test_what_our_limit_or_the_kernel_ended_holds_only_up_to_that_limit(outcome:
     assert gone(opened(limit_bytes=LIMIT_BYTES + 1), records) == set(), "it may run again"
 
 
+def peaked(of: TrainConfig, peak_bytes: int) -> TrialRecord:
+    record = ran(of)
+    assert record.result is not None
+    return replace(record, result=replace(record.result, peak_memory_bytes=peak_bytes))
+
+
+def test_what_ran_with_more_than_a_limit_lowered_since_proves_that_it_does_not_fit() -> None:
+    records = [peaked(config(0, 8), 900), peaked(config(0, 4), 700)]
+    assert memory_proofs(records, limit_bytes=1000) == {}
+    [(layout, proof)] = memory_proofs(records, limit_bytes=800).items()
+    assert (layout, proof.micro_batch_size) == (config(0, 8).layout, 8)
+
+
+@pytest.mark.parametrize("outcome", MEMORY)
+def test_a_confirmation_that_ran_out_of_memory_is_a_proof_too(outcome: Outcome) -> None:
+    confirmation = TrialResult(outcome=outcome, limit_bytes=LIMIT_BYTES)
+    record = replace(ran(config(0, 8)), confirmation=confirmation)
+    assert [proof.micro_batch_size for proof in memory_proofs([record], limit_bytes=LIMIT_BYTES).values()] == [8]
+    assert all(open.micro_batch_size < 8 for open in opened().open([record]) if open.layout == config(0, 8).layout)
+
+
 def test_a_raised_limit_leaves_the_proofs_that_still_hold() -> None:
     records = [
         ended(config(0, 32), Outcome.GUARDED),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from optuna.distributions import CategoricalDistribution
@@ -8,7 +9,7 @@ from optuna.trial import TrialState, create_trial
 
 from bo_tuner.config import TrainConfig
 from bo_tuner.outcome import Measurement, Outcome, TrialResult
-from bo_tuner.trial import TrialRecord, best_of, ranked, records_of
+from bo_tuner.trial import TrialRecord, best_of, launch_noise, ranked, records_of
 
 ROW_KEYS = [
     "number",
@@ -170,3 +171,39 @@ def test_of_equally_fast_trials_the_one_with_the_lower_peak_is_better_then_the_e
 def test_nothing_complete_means_no_best() -> None:
     assert best_of([]) is None
     assert best_of([ended(0, Outcome.OOM), TrialRecord(number=1, config=TrainConfig())]) is None
+
+
+# -- what is learned later -----------------------------------------------------------------------------------------
+
+
+def confirmed(record: TrialRecord, step_time_s: float, *, peak: int = 500) -> TrialRecord:
+    return replace(record, confirmation=complete(9, step_time_s, peak=peak).result)
+
+
+def test_a_confirmation_within_the_interval_holds_the_promise_and_its_rate() -> None:
+    record = confirmed(complete(0, 0.5), 0.5)
+    assert record.is_confirmed
+    assert record.standing_samples_per_s == record.samples_per_s == 128.0
+    assert confirmed(complete(0, 0.5), 0.4).standing_samples_per_s == 128.0, "faster is no reason to promise more"
+
+
+def test_a_slower_confirmation_takes_the_place_of_the_promise() -> None:
+    record = confirmed(complete(0, 0.5), 1.0)
+    assert record.is_confirmed is False
+    assert (record.samples_per_s, record.standing_samples_per_s) == (128.0, 64.0)
+    assert best_of([record, complete(1, 0.8)]) == complete(1, 0.8)
+
+
+def test_the_peak_is_that_of_all_runs_and_counts_against_todays_limit() -> None:
+    record = confirmed(complete(0, 0.5, peak=500), 0.5, peak=900)
+    assert record.peak_memory_bytes == 900
+    assert replace(record, memory_limit_bytes=900).standing_samples_per_s == 128.0
+    assert replace(record, memory_limit_bytes=899).standing_samples_per_s is None
+    assert not replace(record, memory_limit_bytes=899).fits_today
+
+
+def test_what_launches_differ_by_is_told_by_repeats_and_confirmations() -> None:
+    alone = launch_noise([complete(0, 0.5), complete(1, 0.7)])
+    repeated = replace(complete(0, 0.5), repeats=(complete(0, 0.55).result,))  # type: ignore[arg-type]  # it has one
+    assert launch_noise([confirmed(repeated, 0.6)]).n_free == alone.n_free + 2
+    assert launch_noise([confirmed(repeated, 0.6)]).sd > alone.sd

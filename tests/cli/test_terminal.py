@@ -69,7 +69,9 @@ def finished(
 
 def rows(text: str) -> list[str]:
     """Numbers of the trials in the tables of a screen, with the mark of the best."""
-    return [" ".join(match) for match in re.findall(r"^ *(\d+) (\*| )  z\d_\S+ +complete", text, re.MULTILINE)]
+    return [
+        " ".join(match) for match in re.findall(r"^ *(\d+) (\*| )  z\d_\S+ +(?:complete|pruned)", text, re.MULTILINE)
+    ]
 
 
 def has_screen(screens: list[str], *lines: str) -> bool:
@@ -80,7 +82,7 @@ def has_screen(screens: list[str], *lines: str) -> bool:
 def test_while_it_runs_the_terminal_shows_trial_step_memory_best_and_budget(interrupted: Ended) -> None:
     assert has_screen(
         interrupted.screens,
-        r"^running  ━+─+  trial 0 z0_gas1_mbs1, (warmup|measure) \d/\d+, \d+s$",
+        r"^running  ━+─+  trial 0 z0_gas1_mbs1, (warmup|measure) \d+/\d+, \d+s$",
         r"^memory   [━─]{16}  \d+ MiB of [\d.]+ GiB, \d+%$",
         r"^best     nothing has completed yet$",
         r"^budget   [━─]{16}  0 of 3 trials, \w+ of 1h00m$",
@@ -90,7 +92,7 @@ def test_while_it_runs_the_terminal_shows_trial_step_memory_best_and_budget(inte
         interrupted.screens,
         r"^  0 \*  z0_gas1_mbs1 +complete +[\d.]+ +\d+ MiB$",
         r"^running  [━─]{16}  trial 1 z\d_\w+, ",
-        r"^best     trial 0 z0_gas1_mbs1, [\d.]+/s, \d+ MiB$",
+        r"^best     trial 0 z0_gas1_mbs1, [\d.]+/s \+-[\d.]+ %, \d+ MiB$",
         r"^left     2 trials, 5\dm\d\ds \(about \w+\), \w+ spent$",
     ), interrupted.screens[-2]
 

@@ -116,9 +116,9 @@ def followed(program: str, terminal: Open, small: list[str], tmp_path_factory: p
 
 def test_a_terminal_shows_the_running_trial_with_step_and_memory(followed: Followed) -> None:
     text = "\n\n".join(followed.screens)
-    assert re.search(r"^running  [━─]{16}  trial \d z\d_\S+, (warmup|measure) \d/\d, \w+$", text, re.MULTILINE), text
+    assert re.search(r"^running  [━─]{16}  trial \d z\d_\S+, (warmup|measure) \d+/\d+, \w+$", text, re.MULTILINE), text
     assert re.search(r"^memory   [━─]{16}  \d+ MiB of [\d.]+ GiB, \d+%$", text, re.MULTILINE)
-    assert re.search(r"^best     trial \d z\d_\S+, [\d.]+/s, \d+ MiB$", text, re.MULTILINE)
+    assert re.search(r"^best     trial \d z\d_\S+, [\d.]+/s \+-[\d.]+ %, \d+ MiB$", text, re.MULTILINE)
     assert re.search(r"^left     \d trials? \(about \w+\), \w+ spent$", text, re.MULTILINE)
 
 
@@ -126,7 +126,7 @@ def test_a_terminal_is_left_with_the_trials_the_best_and_the_reason(followed: Fo
     assert followed.code == 0
     assert followed.has_cursor
     assert "running" not in followed.text
-    assert re.search(r"^ *5 .  z\d_\S+ +complete", followed.text, re.MULTILINE)
+    assert re.search(r"^ *5 .  z\d_\S+ +(complete|pruned)", followed.text, re.MULTILINE)
     assert "6 of 6 trials" in followed.text
     assert followed.text.splitlines()[-1] == f"{STUDY} is not tuned now: the budget is used up (6 trials)"
 
@@ -137,7 +137,7 @@ def test_without_a_terminal_there_is_one_line_per_trial_that_ends(followed: Foll
     assert told == ["0", "1", "2", "3", "4", "5"]
     assert len(piped) >= 2
     assert piped == told[-len(piped) :]  # those that ended before it came are not news
-    assert len(followed.piped.stdout.splitlines()) == len(piped)
+    assert len(followed.piped.stdout.splitlines()) == len(piped), "no line while the best is confirmed"
     assert "\x1b" not in followed.piped.stdout + followed.piped.stderr
 
 
@@ -249,7 +249,7 @@ def test_a_study_that_nobody_drives_is_shown_as_it_stands(
     ended = run("watch", "shared", *more, cwd=study_folder)
     assert ended.returncode == 0
     assert ended.stderr == "shared is not tuned now: the budget is used up (3 trials)\n"
-    assert len(re.findall(r"^ *\d . +z\d_\S+ +complete", ended.stdout, re.MULTILINE)) == 3
+    assert len(re.findall(r"^ *\d . +z\d_\S+ +(?:complete|pruned)", ended.stdout, re.MULTILINE)) == 3
     assert re.search(r"^budget   ━{24}  3 of 3 trials$", ended.stdout, re.MULTILINE)
     assert (study_folder / "bo_tuner_studies" / "studies.db").read_bytes() == before
 

@@ -17,7 +17,7 @@ from bo_tuner.outcome import Outcome, TrialResult
 from bo_tuner.space import distributions
 from bo_tuner.storage import Location, Manifest, StudyStore, best_note
 from bo_tuner.storage.study_store import study_names
-from bo_tuner.trial import TrialRecord
+from bo_tuner.trial import TrialRecord, best_of
 
 CONFIGS = [TrainConfig(zero_stage=1, micro_batch_size=size, extra=(("fused", True),)) for size in (1, 2, 4, 8)]
 SPACE = distributions(CONFIGS)
@@ -258,6 +258,33 @@ def test_an_attempt_is_kept_and_the_trial_goes_on(
     assert ended.result == complete
     assert ended.wall_s == pytest.approx(0.25 + 1.0 + 1.5)
     assert store.spent().trials == 1
+
+
+def test_repeats_and_a_confirmation_are_kept_for_a_trial_that_was_told(
+    store: StudyStore, complete: TrialResult, storage_url: str, open_location: Callable[[str], Location]
+) -> None:
+    store.finish(store.begin(CONFIGS[0], SPACE), complete)
+    [record] = store.records()
+    again = replace(complete, wall_s=9.0)
+    record = store.add_repeat(store.add_repeat(record, complete), again)
+    store.confirm(record, again)
+    [read] = StudyStore.existing(open_location(storage_url), "mine").records()
+    assert (read.repeats, read.confirmation) == ((complete, again), again)
+    assert read.is_confirmed
+
+
+def test_a_confirmation_that_a_lower_limit_ended_is_forgotten_under_a_higher_one(
+    store: StudyStore, complete: TrialResult
+) -> None:
+    store.finish(store.begin(CONFIGS[0], SPACE), complete)
+    [record] = store.records()
+    store.confirm(record, TrialResult(outcome=Outcome.GUARDED, limit_bytes=1000))
+    store.note_memory_limit(1000)
+    assert store.records()[0].is_confirmed is False
+    assert best_of(store.records()) is None
+    store.note_memory_limit(2**40)
+    assert store.records()[0].confirmation is None
+    assert best_of(store.records()) is not None
 
 
 def test_settling_tells_results_and_returns_trials_without_one(

@@ -126,6 +126,49 @@ def test_the_observer_sees_the_memory_also_while_a_step_goes_on(
     assert before == sorted(before)
 
 
+GROWING = """
+import torch
+
+
+def growing(micro_batch_size):
+    yield from (batch(micro_batch_size, 512 if n == 20 else 8) for n in range(1000))
+
+
+def batch(size, length):
+    tokens = torch.ones(size, length, dtype=torch.long)
+    return {"input_ids": tokens, "attention_mask": tokens, "labels": tokens}
+"""
+"""The twentieth micro-batch is much longer than all others."""
+
+
+def test_a_confirmation_begins_with_the_longest_micro_batch_and_draws_other_data(
+    workload: Workload, cluster: Cluster, server: ForkServer, tmp_path: Path
+) -> None:
+    file = tmp_path / "growing.py"
+    file.write_text(GROWING, encoding="utf-8")
+    objective = TrainingObjective(replace(workload, data=f"{file}:growing"), cluster, server, log_dir=tmp_path)
+    usual = TrialLimits(memory_bytes=ROOMY, deadline_s=60.0, max_steps=5)
+    of_trial = objective(SMALL, limits=usual, on_event=ignore_events)
+    confirmed = objective(SMALL, limits=replace(usual, longest_of=32, data_draw=3), on_event=ignore_events)
+    assert confirmed.outcome is Outcome.COMPLETE, f"{confirmed.reason}\n{confirmed.log_tail}"
+    assert (confirmed.peak_memory_bytes or 0) > 1.5 * (of_trial.peak_memory_bytes or 0)
+    assert confirmed.measurement is not None and confirmed.measurement.n_warmup >= 2, "the long steps are not measured"
+
+
+def test_a_trial_that_cannot_reach_the_incumbent_ends_as_pruned_with_its_bound(
+    workload: Workload, cluster: Cluster, server: ForkServer, tmp_path: Path
+) -> None:
+    objective = TrainingObjective(workload, cluster, server, log_dir=tmp_path)
+    limits = TrialLimits(memory_bytes=ROOMY, deadline_s=60.0, incumbent_samples_per_s=1e6)
+    result = objective(SMALL, limits=limits, on_event=ignore_events)
+    assert result.outcome is Outcome.PRUNED
+    assert result.measurement is not None and result.samples_per_s is None
+    assert result.bound_samples_per_s is not None
+    assert result.measurement.samples_per_s < result.bound_samples_per_s < 1e6
+    assert result.reason.startswith("ended early: slower than ")
+    assert len(result.rank_peaks_bytes) == 2 and min(result.rank_peaks_bytes) > 0
+
+
 def test_a_rank_over_the_limit_ends_the_trial_as_guarded(
     workload: Workload, cluster: Cluster, server: ForkServer, tmp_path: Path
 ) -> None:

@@ -291,6 +291,14 @@ def test_the_first_micro_batch_fetched_ahead_is_described_and_comes_first_all_th
     assert [int(batch[0]) for batch in data] == [0, 1]
 
 
+def test_the_largest_of_some_comes_first_as_often_as_it_is_wanted_and_then_the_rest() -> None:
+    lengths = [3, 9, 4, 8, 5]
+    data = Watched(iter([(torch.ones(2, n), torch.ones(2)) for n in lengths]))
+    data.fetch_first(longest_of=3, times=2)
+    assert data.first == "(float32 [2, 9], float32 [2])"
+    assert [batch[0].shape[1] for batch in data] == [9, 9, 8, 5]
+
+
 def test_data_that_are_late_are_told_once_while_they_are_late() -> None:
     late, times = threading.Event(), list[float]()
 
