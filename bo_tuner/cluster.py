@@ -10,10 +10,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from bo_tuner.errors import ClusterError, ConfigError
+from bo_tuner.errors import ClusterError, ConfigError, DriverError
+from bo_tuner.nvml import Nvml
 from bo_tuner.text import gib
 
-__all__ = ["Cluster", "DeviceKind", "MemoryLimit", "visible_indices"]
+__all__ = ["Cluster", "DeviceKind", "MemoryLimit"]
 
 _UNITS = {
     "kib": 2**10,
@@ -178,49 +179,15 @@ class MemoryLimit:
 
 def _visible_gpus() -> list[_Gpu]:
     """The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; none without a driver."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return []
-    try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        if visible is not None:
-            uuids = [_text(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
-            handles = [handles[index] for index in visible_indices(visible, uuids)]
-        return [
-            _Gpu(
-                _text(pynvml.nvmlDeviceGetName(handle)),
-                int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
-                int(pynvml.nvmlDeviceGetCudaComputeCapability(handle)[0]),
-            )
-            for handle in handles
-        ]
-    except pynvml.NVMLError as error:
-        raise ClusterError(f"the GPU driver does not answer ({error}); mend it, or use --device cpu") from error
-    finally:
-        with contextlib.suppress(pynvml.NVMLError):
-            pynvml.nvmlShutdown()
-
-
-def visible_indices(visible: str, uuids: list[str]) -> list[int]:
-    """Device indices that a CUDA_VISIBLE_DEVICES value leaves: as CUDA does, it stops at the first unknown entry."""
-    indices: list[int] = []
-    for entry in (part.strip() for part in visible.split(",")):
-        matches = [index for index, uuid in enumerate(uuids) if entry and uuid.startswith(entry)]
-        if entry.isdigit() and int(entry) < len(uuids):
-            indices.append(int(entry))
-        elif len(matches) == 1:
-            indices.append(matches[0])
-        else:
-            break
-    return indices
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+    with contextlib.ExitStack() as stack:
+        try:
+            nvml = stack.enter_context(Nvml())
+        except DriverError:
+            return []
+        try:
+            return [_Gpu(device.name, device.total_bytes, device.capability) for device in nvml.visible()]
+        except DriverError as error:
+            raise DriverError(f"the GPU driver does not answer ({error}); mend it, or use --device cpu") from error
 
 
 def _cpu_name() -> str:

@@ -4,6 +4,8 @@ __all__ = [
     "BoTunerError",
     "ClusterError",
     "ConfigError",
+    "DeviceBusyError",
+    "DriverError",
     "LaunchError",
     "ModelError",
     "NothingFitsError",
@@ -28,6 +30,30 @@ class ConfigError(BoTunerError, ValueError):
 
 class ClusterError(ConfigError):
     """The hardware asked for is not here."""
+
+
+class DriverError(ClusterError):
+    """The GPU driver does not answer."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, is_missing: bool = False) -> None:
+        super().__init__(message)
+        self.is_missing = is_missing
+        """There is none."""
+
+
+class DeviceBusyError(BoTunerError):
+    """A GPU is not free for the next trial: somebody else uses it, or it did not come back to its baseline."""
+
+    def __init__(self, message: str, *, index: int, used_bytes: int, pids: tuple[int, ...]) -> None:
+        super().__init__(message)
+        self.index = index
+        """As nvidia-smi counts."""
+        self.used_bytes = used_bytes
+        """Of the whole device."""
+        self.pids = pids
+        """Who holds it, as far as they can be seen."""
 
 
 class ModelError(ConfigError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +18,8 @@ from bo_tuner.objectives.training import ModelFacts, model_facts, training_serve
 from bo_tuner.workload import ModelSpec, Workload
 
 # Rank targets of tests are imported in forked ranks, which search where this process searches.
-sys.path.append(str(Path(__file__).parent / "targets"))
+TARGETS = Path(__file__).parent / "targets"
+sys.path.append(str(TARGETS))
 
 
 @pytest.fixture(scope="session")
@@ -32,6 +34,24 @@ def server(cluster: Cluster) -> Iterator[ForkServer]:
     with training_server(cluster) as server:
         server.start()
         yield server
+
+
+@pytest.fixture(scope="session")
+def driver_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a library that pynvml takes for the driver's, in processes that find it by LD_LIBRARY_PATH."""
+    return build_driver(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture(scope="session")
+def old_driver_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, of a driver that lacks newer functions."""
+    return build_driver(tmp_path_factory.mktemp("old_nvml"), "-DOLD_DRIVER")
+
+
+def build_driver(folder: Path, *flags: str) -> Path:
+    command = ["c++", "-x", "c", "-shared", "-fPIC", *flags, "-o", folder / "libnvidia-ml.so.1", TARGETS / "nvml.c"]
+    subprocess.run(command, check=True)
+    return folder
 
 
 @pytest.fixture(scope="session")

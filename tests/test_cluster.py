@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from bo_tuner.cluster import Cluster, MemoryLimit, visible_indices
+from bo_tuner.cluster import Cluster, MemoryLimit
 from bo_tuner.errors import ClusterError, ConfigError
 
 N_CORES = len(os.sched_getaffinity(0))
-UUIDS = ["GPU-a0aa", "GPU-b1bb", "GPU-b2cc"]
 
 
 @pytest.fixture
@@ -97,45 +96,6 @@ def test_a_cluster_is_named_briefly_for_files_and_fully_for_people() -> None:
     assert str(cluster) == "8 cuda ranks (Tesla V100, 16.00 GiB each)"
     one = Cluster(device="cpu", n_ranks=1, device_name="Xeon", memory_bytes=512 * 2**20)
     assert str(one) == "1 cpu rank (Xeon, 512 MiB each)"
-
-
-# -- CUDA_VISIBLE_DEVICES ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("visible", "indices"),
-    [
-        ("0,1,2", [0, 1, 2]),
-        ("2,0", [2, 0]),
-        (" 1 , 2 ", [1, 2]),
-        ("", []),
-        (" ", []),
-        ("GPU-a0aa", [0]),
-        ("GPU-a", [0]),
-        ("GPU-b2,GPU-b1", [2, 1]),
-        ("GPU-b1,0", [1, 0]),
-    ],
-)
-def test_visible_devices_are_taken_by_index_or_start_of_uuid_in_the_order_given(
-    visible: str, indices: list[int]
-) -> None:
-    assert visible_indices(visible, UUIDS) == indices
-
-
-@pytest.mark.parametrize(
-    ("visible", "indices"),
-    [
-        ("0,-1,1", [0]),
-        ("-1,0", []),
-        ("0,3,1", [0]),
-        ("1,,2", [1]),
-        ("1,GPU-z,2", [1]),
-        ("2,GPU-b,0", [2]),  # two devices start so
-        ("0,cuda,1", [0]),
-    ],
-)
-def test_visible_devices_end_at_the_first_entry_that_names_no_single_device(visible: str, indices: list[int]) -> None:
-    assert visible_indices(visible, UUIDS) == indices
 
 
 # -- the memory limit ----------------------------------------------------------------------------------------------

@@ -56,6 +56,7 @@ LAYERS = (
         "outcome",
         "budget",
         "cluster",
+        "nvml",
         "partition",
         "precision",
         "workload",

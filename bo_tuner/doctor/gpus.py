@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bo_tuner.cluster import visible_indices
 from bo_tuner.doctor.finding import Finding, fail, ok, warn
-from bo_tuner.errors import ClusterError
+from bo_tuner.errors import DriverError
+from bo_tuner.nvml import Nvml
 from bo_tuner.text import count, gib
 
 __all__ = ["Driver", "Gpu", "gpu_findings", "read_driver", "sick_driver", "torch_build"]
@@ -46,45 +44,27 @@ def read_driver() -> Driver | None:
     """Ask NVML; None where there is no driver.
 
     Raises:
-        ClusterError: There is one, and it does not answer.
+        DriverError: There is one, and it does not answer.
     """
-    import pynvml
-
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        if error.value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:  # pyright: ignore[reportAttributeAccessIssue]  # set in __new__
-            return None
-        raise ClusterError(f"its library is here, and the driver does not answer ({error})") from error
-    try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        shown = list(range(len(handles)))
-        if visible is not None:
-            shown = visible_indices(visible, [pynvml.nvmlDeviceGetUUID(handle) for handle in handles])
-        cuda = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
-        gpus: list[Gpu] = []
-        for index, handle in enumerate(handles):
-            memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-            gpus.append(
+        with Nvml() as nvml:
+            shown = {device.index for device in nvml.visible()}
+            gpus = tuple(
                 Gpu(
-                    index=index,
-                    name=pynvml.nvmlDeviceGetName(handle),
-                    memory_bytes=int(memory.total),
-                    used_bytes=int(memory.used),
-                    pids=tuple(int(process.pid) for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)),
-                    is_visible=index in shown,
+                    index=device.index,
+                    name=device.name,
+                    memory_bytes=device.total_bytes,
+                    used_bytes=device.used_bytes() or 0,
+                    pids=tuple(process.pid for process in device.processes() or () if process.is_compute),
+                    is_visible=device.index in shown,
                 )
+                for device in nvml.devices
             )
-        # 12040 is CUDA 12.4 (NVML reference, nvmlSystemGetCudaDriverVersion).
-        return Driver(
-            version=pynvml.nvmlSystemGetDriverVersion(), cuda=(cuda // 1000, cuda % 1000 // 10), gpus=tuple(gpus)
-        )
-    except pynvml.NVMLError as error:
-        raise ClusterError(f"its library is here, and the driver does not answer ({error})") from error
-    finally:
-        with contextlib.suppress(pynvml.NVMLError):
-            pynvml.nvmlShutdown()
+            return Driver(version=nvml.version, cuda=nvml.cuda, gpus=gpus)
+    except DriverError as error:
+        if error.is_missing:
+            return None
+        raise DriverError(f"its library is here, and the driver does not answer ({error})") from error
 
 
 def sick_driver(reason: str, *, must_be_there: bool) -> Finding:

@@ -19,15 +19,6 @@ BUSY = replace(IDLE, index=1, used_bytes=12 * 2**30, pids=(4242,))
 DRIVER = Driver(version="550.54.15", cuda=(12, 4), gpus=(IDLE, BUSY))
 
 
-@pytest.fixture(scope="module")
-def driver_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a library that pynvml takes for the driver's."""
-    folder = tmp_path_factory.mktemp("nvml")
-    source = ROOT / "tests" / "targets" / "nvml.c"
-    subprocess.run(["c++", "-x", "c", "-shared", "-fPIC", "-o", folder / "libnvidia-ml.so.1", source], check=True)
-    return folder
-
-
 def read(folder: Path | None, **variables: str) -> str:
     """What `read_driver` says in a process that finds libraries in `folder`."""
     program = "from bo_tuner.doctor.gpus import *\nprint(read_driver())"
