@@ -27,6 +27,8 @@ _UNITS = {
     "tb": 10**12,
     "b": 1,
 }
+_USUAL_LIMIT = 0.92
+"""Of a device: what is left takes what the driver and communication need late, and fragments."""
 DeviceKind = Literal["cpu", "cuda"]
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
@@ -129,12 +131,34 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryLimit:
-    """Memory that a rank may use: a fraction of its device, or bytes."""
+    """Memory that a rank may use: a fraction of its device, bytes, or all but a reserve."""
 
     fraction: float | None = None
     """Above 0, at most 1."""
     limit_bytes: int | None = None
     """Bytes."""
+    reserve_bytes: int | None = None
+    """Bytes of each device that stay free."""
+
+    @classmethod
+    def of(
+        cls, *, memory_limit: str | float | MemoryLimit | None = None, memory_reserve: str | None = None
+    ) -> MemoryLimit:
+        """From either option; None of them means 92 % of the device.
+
+        Raises:
+            ConfigError: Both are given, or the one that is cannot be read.
+        """
+        if memory_reserve is None:
+            return cls.parse(_USUAL_LIMIT if memory_limit is None else memory_limit)
+        if memory_limit is not None:
+            raise ConfigError(
+                f"--memory-limit and --memory-reserve say the same in two ways; got {memory_limit} and {memory_reserve}: give one"
+            )
+        reserve_bytes = _bytes_in(memory_reserve)
+        if reserve_bytes is None:
+            raise ConfigError(f'--memory-reserve must be bytes as in "2GiB"; got {memory_reserve!r}')
+        return cls(reserve_bytes=reserve_bytes)
 
     @classmethod
     def parse(cls, value: str | float | MemoryLimit) -> MemoryLimit:
@@ -147,18 +171,13 @@ class MemoryLimit:
             return value
         text = str(value).strip().lower().replace(" ", "")
         wanted = f'--memory-limit must be a fraction as in 0.92, or bytes a rank as in "3GiB"; got {value!r}'
-        unit = next((unit for unit in _UNITS if text.endswith(unit)), None)
-        try:
-            if unit is not None:
-                limit_bytes = int(float(text.removesuffix(unit)) * _UNITS[unit])
-                if limit_bytes > 0:
-                    return cls(limit_bytes=limit_bytes)
-            else:
-                fraction = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-                if 0 < fraction <= 1:
-                    return cls(fraction=fraction)
-        except (ValueError, OverflowError):
-            pass
+        limit_bytes = _bytes_in(text)
+        if limit_bytes is not None:
+            return cls(limit_bytes=limit_bytes)
+        with contextlib.suppress(ValueError):
+            fraction = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+            if 0 < fraction <= 1:
+                return cls(fraction=fraction)
         raise ConfigError(wanted)
 
     def bytes_on(self, cluster: Cluster) -> int:
@@ -167,6 +186,13 @@ class MemoryLimit:
         Raises:
             ConfigError: More bytes than the device has.
         """
+        if self.reserve_bytes is not None:
+            if self.reserve_bytes >= cluster.memory_bytes:
+                raise ConfigError(
+                    f"--memory-reserve must be less than the {gib(cluster.memory_bytes)} of one rank; "
+                    f"got {gib(self.reserve_bytes)}: lower it"
+                )
+            return cluster.memory_bytes - self.reserve_bytes
         if self.limit_bytes is None:
             return int((self.fraction or 1.0) * cluster.memory_bytes)
         if self.limit_bytes > cluster.memory_bytes:
@@ -175,6 +201,18 @@ class MemoryLimit:
                 f"got {gib(self.limit_bytes)}: lower it, or leave it out for 92 %"
             )
         return self.limit_bytes
+
+
+def _bytes_in(value: str) -> int | None:
+    """Bytes of "3GiB"; None unless it is a positive amount with a unit."""
+    text = value.strip().lower().replace(" ", "")
+    unit = next((unit for unit in _UNITS if text.endswith(unit)), None)
+    if unit is None:
+        return None
+    with contextlib.suppress(ValueError, OverflowError):
+        n_bytes = int(float(text.removesuffix(unit)) * _UNITS[unit])
+        return n_bytes if n_bytes > 0 else None
+    return None
 
 
 def _visible_gpus() -> list[_Gpu]:

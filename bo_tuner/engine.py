@@ -187,9 +187,13 @@ class Engine:
             result = self._objective(
                 record.config, limits=self._limits(record.config, records), on_event=self._sink(record, records)
             )
-            if result.outcome.teaches or record.attempts:
+            if not _deserves_another_try(result, record.attempts):
                 break
             record = self._store.add_attempt(record, result)
+        counts = _that_counts(result, record.attempts)
+        if counts is not result:
+            others = tuple(attempt for attempt in record.attempts if attempt is not counts)
+            record, result = self._store.keep_attempts(record, (*others, result)), counts
         self._store.finish(record, result)
         self._progress.ended(replace(record, result=result), self._snapshot(self._store.records()))
 
@@ -290,6 +294,21 @@ class Engine:
             spent=self._store.spent(records),
             memory_limit_bytes=self._memory_bytes,
         )
+
+
+def _deserves_another_try(result: TrialResult, before: Sequence[TrialResult]) -> bool:
+    """Once after an end that teaches nothing, and once after steps that were timed with clocks held down."""
+    if not result.outcome.teaches:
+        return all(attempt.outcome.teaches for attempt in before)
+    return result.is_throttled and not any(attempt.is_throttled for attempt in before)
+
+
+def _that_counts(last: TrialResult, before: Sequence[TrialResult]) -> TrialResult:
+    """Of all tries of a trial the one measured under the best conditions; the last where none was measured."""
+    measured = [result for result in (last, *before) if result.samples_per_s is not None]
+    if not measured or (last.outcome.teaches and last not in measured):
+        return last
+    return min(measured, key=lambda result: (result.is_throttled, -(result.samples_per_s or 0.0)))
 
 
 def _is_broken(records: Sequence[TrialRecord]) -> bool:

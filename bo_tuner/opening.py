@@ -47,6 +47,7 @@ class Opening:
     max_depth: int | None
     """As the user gave it."""
     data_timeout_s: float
+    allow_shared_gpu: bool = False
 
     def open(self) -> Manifest:
         """The study's manifest: the stored one when it agrees, else a new one, written once the model is known to train.
@@ -84,6 +85,7 @@ class Opening:
             seed=self.wanted.seed,
             sources=self._sources(workload),
             longest_wait_s=self.data_timeout_s,
+            allow_shared_gpu=self.allow_shared_gpu,
         )
 
     def _sources(self, workload: Workload) -> JobSources:

@@ -84,6 +84,16 @@ class Measurement:
     peak_memory_bytes: tuple[int, ...]
     """Peak of each rank over the whole trial: on a GPU what torch's allocator reserved, on a CPU anonymous memory above
     that of the process it was forked from."""
+    process_peak_bytes: tuple[int, ...] | None = None
+    """Peak of each rank's process on its GPU, CUDA context included; None where the driver does not tell."""
+    device_peak_bytes: tuple[int, ...] | None = None
+    """Peak of all that each rank's GPU held; None where the driver does not tell."""
+    power_w: float | None = None
+    """Mean over the measured steps, all devices together; None where it is not known."""
+    energy_j: float | None = None
+    """Over the measured steps, all devices together; None where it is not known."""
+    throttling: tuple[str, ...] = ()
+    """What held clocks down over the measured steps, by name."""
     is_loss_finite: bool = True
     """False when a step gave a loss of NaN or infinity."""
     n_warmup: int = 0
@@ -151,7 +161,10 @@ class Measurement:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Measurement:
         """The inverse of `to_dict`."""
-        values: dict[str, Any] = {**data, "peak_memory_bytes": tuple(data["peak_memory_bytes"])}
+        values: dict[str, Any] = dict(data)
+        for name in ("peak_memory_bytes", "process_peak_bytes", "device_peak_bytes", "throttling"):
+            if values.get(name) is not None:
+                values[name] = tuple(values[name])
         for name in ("step_times_s", "engine_times_s"):
             values[name] = tuple(tuple(row) for row in data[name])
         return cls(**values)
@@ -182,6 +195,11 @@ class TrialResult:
     """`wall_s` split into start, warmup, measure, teardown, as far as it got."""
     log_tail: str = ""
     """Last lines of the ranks' output, for trials that ended badly."""
+
+    @property
+    def is_throttled(self) -> bool:
+        """Its steps were timed while clocks were held down."""
+        return self.measurement is not None and bool(self.measurement.throttling)
 
     @property
     def constraint(self) -> float:

@@ -31,7 +31,7 @@ class TrialRecord:
     result: TrialResult | None = None
     """None while it runs, and after an interruption."""
     attempts: tuple[TrialResult, ...] = ()
-    """Earlier tries of the same trial that taught nothing (TIMEOUT, FAILED)."""
+    """Earlier tries of the same trial: that taught nothing (TIMEOUT, FAILED), or were measured with clocks held down."""
     repeats: tuple[TrialResult, ...] = ()
     """Later launches of the same config, which show what launches differ by."""
     confirmation: TrialResult | None = None

@@ -16,6 +16,7 @@ from bo_tuner.config import TrainConfig
 from bo_tuner.engine import Engine, Progress, StopReason
 from bo_tuner.errors import ConfigError, ModelError, StoreError
 from bo_tuner.objectives.launch import ForkServer
+from bo_tuner.objectives.memory import Baseline
 from bo_tuner.objectives.training import DeepSpeedBackEnd, deepspeed_config, training_server
 from bo_tuner.objectives.training.facts import Balance
 from bo_tuner.objectives.training.sources import MODEL_FILE, model_spec, named, write_object
@@ -143,7 +144,9 @@ def tune(
     storage: str | None = None,
     ranks: int | None = None,
     device: str = "auto",
-    memory_limit: str | float | MemoryLimit = 0.92,
+    memory_limit: str | float | MemoryLimit | None = None,
+    memory_reserve: str | None = None,
+    allow_shared_gpu: bool = False,
     global_batch: int | None = None,
     max_global_batch: int | None = None,
     data: str | Callable[..., Any] | None = None,
@@ -180,7 +183,10 @@ def tune(
         storage: Any URL of Optuna's RDB storage; None for SQLite in `./bo_tuner_studies/`.
         ranks: World size; None for all visible GPUs, or two CPU ranks.
         device: `auto`, `cpu` or `cuda`.
-        memory_limit: Per rank, as a fraction of the device or as bytes ("3GiB").
+        memory_limit: Per rank, as a fraction of the device or as bytes ("3GiB"); None for 0.92. On a GPU all that the device
+            holds counts, as nvidia-smi shows it.
+        memory_reserve: Instead: bytes of each device that stay free ("2GiB").
+        allow_shared_gpu: Measure also on GPUs that other processes use; otherwise these are named, and nothing runs.
         global_batch: Fixes the samples per optimizer step.
         max_global_batch: Bounds them.
         data: A function, or `FILE.py:FUNCTION`, that returns a data set of samples, or a loader of micro-batches. It may take any of
@@ -209,6 +215,7 @@ def tune(
     Raises:
         ConfigError: An argument cannot be used; among them ModelError, ClusterError, StudyMismatchError.
         StudyBusyError: Another process drives this study.
+        DeviceBusyError: Somebody else uses a GPU, or does not give it back.
         StoreError: The storage does not answer, or the disk is full.
         LaunchError: Training processes cannot be started.
         KeyboardInterrupt: As usual; all ranks are gone by then, and the same call resumes.
@@ -230,7 +237,7 @@ def tune(
     check_seq_len(spec, length)
     data_length = seq_len if seq_len is not None else spec.usual_seq_len if spec.source == "config" else None
     cluster = Cluster.detect(device=device, n_ranks=ranks)
-    memory_bytes = MemoryLimit.parse(memory_limit).bytes_on(cluster)
+    memory_bytes = MemoryLimit.of(memory_limit=memory_limit, memory_reserve=memory_reserve).bytes_on(cluster)
     space = SearchSpace(
         zero_stages=tuple(zero_stages),
         batch_rule=BatchRule.of(global_batch=global_batch, max_global_batch=max_global_batch),
@@ -239,6 +246,8 @@ def tune(
     )
     space.candidates(cluster, DeepSpeedBackEnd())  # says at once if there are none
     location = Location(storage)
+    with Baseline(allow_shared=allow_shared_gpu).ready(cluster, limit_bytes=memory_bytes):
+        pass  # says at once if somebody else uses the GPUs
     try:
         location.check_writable()
         with training_server(cluster) as server:
@@ -265,6 +274,7 @@ def tune(
                 seq_len=seq_len,
                 max_depth=max_depth,
                 data_timeout_s=data_timeout,
+                allow_shared_gpu=allow_shared_gpu,
             )
             manifest = opening.open()
             configs = manifest.space.candidates(cluster, DeepSpeedBackEnd())

@@ -176,8 +176,11 @@ class StudyStore:
             return self._completed(TrialRecord.from_optuna(storage.get_trial(trial_id)), self._user_attrs())
 
     def add_attempt(self, record: TrialRecord, result: TrialResult) -> TrialRecord:
-        """Keep a try that taught nothing; the trial goes on running."""
-        attempts = (*record.attempts, result)
+        """Keep a try that does not count; the trial goes on running."""
+        return self.keep_attempts(record, (*record.attempts, result))
+
+    def keep_attempts(self, record: TrialRecord, attempts: tuple[TrialResult, ...]) -> TrialRecord:
+        """Keep these as the tries that do not count."""
         with self._answers():
             self.location.open().set_trial_user_attr(
                 self._trial_id(record), ATTEMPTS_KEY, [attempt.to_dict() for attempt in attempts]

@@ -49,8 +49,8 @@ def old_driver_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def build_driver(folder: Path, *flags: str) -> Path:
-    command = ["c++", "-x", "c", "-shared", "-fPIC", *flags, "-o", folder / "libnvidia-ml.so.1", TARGETS / "nvml.c"]
-    subprocess.run(command, check=True)
+    library = str(folder / "libnvidia-ml.so.1")
+    subprocess.run(["c++", "-x", "c", "-shared", "-fPIC", *flags, "-o", library, str(TARGETS / "nvml.c")], check=True)
     return folder
 
 

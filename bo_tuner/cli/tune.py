@@ -41,8 +41,16 @@ def tune(
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     memory_limit: Annotated[
-        str, typer.Option(help="Memory per rank: a fraction of the device, or bytes as in 3GiB.")
-    ] = "0.92",
+        str | None,
+        typer.Option(help="Memory per rank: a fraction of the device, or bytes as in 3GiB.", show_default="0.92"),
+    ] = None,
+    memory_reserve: Annotated[
+        str | None,
+        typer.Option(help="Instead: memory of each device that stays free, as in 2GiB.", show_default="8 %"),
+    ] = None,
+    allow_shared_gpu: Annotated[
+        bool, typer.Option("--allow-shared-gpu", help="Measure also on GPUs that other processes use.")
+    ] = False,
     global_batch: Annotated[
         int | None, typer.Option(help="Samples per optimizer step, fixed.", show_default="free")
     ] = None,
@@ -103,6 +111,8 @@ def tune(
             ranks=ranks,
             device=device,
             memory_limit=memory_limit,
+            memory_reserve=memory_reserve,
+            allow_shared_gpu=allow_shared_gpu,
             global_batch=global_batch,
             max_global_batch=max_global_batch,
             data=data,

@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from bo_tuner.doctor.finding import Finding, fail, ok, warn
 from bo_tuner.errors import DriverError
 from bo_tuner.nvml import Nvml
+from bo_tuner.objectives.memory import IDLE_BYTES
 from bo_tuner.text import count, gib
 
 __all__ = ["Driver", "Gpu", "gpu_findings", "read_driver", "sick_driver", "torch_build"]
-
-_BUSY_BYTES = 2**30
-"""An idle GPU holds up to some 600 MiB for its driver; more belongs to somebody."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +98,7 @@ def _gpu(gpu: Gpu) -> Finding:
     found = f"{gpu.name}, {gib(gpu.memory_bytes)}"
     if not gpu.is_visible:
         return ok(name, f"{found}, hidden by CUDA_VISIBLE_DEVICES", **details)
-    if gpu.used_bytes <= _BUSY_BYTES:
+    if gpu.used_bytes <= IDLE_BYTES:
         return ok(name, found, **details)
     who = f" by process {', '.join(map(str, gpu.pids))}" if gpu.pids else " by processes that cannot be seen from here"
     mend = (

@@ -1,7 +1,20 @@
 """How much memory ranks use, and when that ends a trial."""
 
 from bo_tuner.objectives.memory.base import MemoryProbe, MemoryReading
+from bo_tuner.objectives.memory.baseline import IDLE_BYTES, Baseline
+from bo_tuner.objectives.memory.conditions import Conditions
+from bo_tuner.objectives.memory.device import DeviceProbe
 from bo_tuner.objectives.memory.guard import MemoryGuard
 from bo_tuner.objectives.memory.host import HostProbe, OwnPeak
 
-__all__ = ["HostProbe", "MemoryGuard", "MemoryProbe", "MemoryReading", "OwnPeak"]
+__all__ = [
+    "IDLE_BYTES",
+    "Baseline",
+    "Conditions",
+    "DeviceProbe",
+    "HostProbe",
+    "MemoryGuard",
+    "MemoryProbe",
+    "MemoryReading",
+    "OwnPeak",
+]

@@ -14,6 +14,8 @@ class MemoryReading:
 
     rank: int
     used_bytes: int
+    device_index: int | None = None
+    """Of its GPU, as NVML counts; None for memory of the machine."""
 
 
 class MemoryProbe(Protocol):

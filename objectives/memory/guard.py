@@ -17,7 +17,7 @@ class MemoryGuard:
         self._probe = probe
         self._limit_bytes = limit_bytes
         self.peak_bytes: int | None = None
-        """Highest reading so far; short peaks between two readings are not in it."""
+        """Highest reading so far."""
 
     def breach(self) -> MemoryReading | None:
         """Read once; the reading if it is over the limit, else None."""

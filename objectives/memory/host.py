@@ -26,6 +26,15 @@ def _status(pid: int | str) -> dict[str, int]:
     return {name: int(kib) * 1024 for name, kib in _FIELD.findall(text)}
 
 
+def _anonymous_peak(status: Mapping[str, int]) -> int:
+    """Most anonymous memory since VmHWM was reset, in bytes.
+
+    The kernel keeps one high-water mark of all resident pages; the file-backed ones of now are taken off it.
+    """
+    peak = status.get("VmHWM", 0) - status.get("RssFile", 0) - status.get("RssShmem", 0)
+    return max(peak, status.get("RssAnon", 0))
+
+
 class OwnPeak:
     """Peak of the calling process since this object was made."""
 
@@ -35,17 +44,12 @@ class OwnPeak:
         """What the process held already."""
 
     def read(self) -> int:
-        """Peak in bytes above the baseline.
-
-        The kernel keeps one high-water mark of all resident pages; the file-backed ones of now are taken off it.
-        """
-        now = _status("self")
-        peak = now.get("VmHWM", 0) - now.get("RssFile", 0) - now.get("RssShmem", 0)
-        return max(peak, now.get("RssAnon", 0)) - self.baseline_bytes
+        """Peak in bytes above the baseline."""
+        return _anonymous_peak(_status("self")) - self.baseline_bytes
 
 
 class HostProbe:
-    """A `MemoryProbe` over processes of this machine."""
+    """A `MemoryProbe` over processes of this machine that made an `OwnPeak`: peaks between two readings are seen too."""
 
     def __init__(self, pids: Mapping[int, int], baselines: Mapping[int, int]) -> None:
         """Watch `pids` (by rank); a rank is read once its baseline is known, so `baselines` may fill up later."""
@@ -53,9 +57,9 @@ class HostProbe:
         self._baselines = baselines
 
     def __call__(self) -> MemoryReading | None:
-        """The rank that holds most above its baseline."""
+        """The rank that held most above its baseline since the trial began."""
         readings = [
-            MemoryReading(rank=rank, used_bytes=max(status["RssAnon"] - self._baselines[rank], 0))
+            MemoryReading(rank=rank, used_bytes=max(_anonymous_peak(status) - self._baselines[rank], 0))
             for rank, pid in self._pids.items()
             if rank in self._baselines and "RssAnon" in (status := _status(pid))
         ]

@@ -9,13 +9,16 @@ import shutil
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from bo_tuner.cluster import Cluster
 from bo_tuner.config import TrainConfig
+from bo_tuner.nvml import Device
 from bo_tuner.objectives.base import EventSink
 from bo_tuner.objectives.launch import ForkServer
+from bo_tuner.objectives.memory import Baseline
 from bo_tuner.objectives.training import extensions
 from bo_tuner.objectives.training.deepspeed_backend import deepspeed_config
 from bo_tuner.objectives.training.rank import PRELOAD
@@ -80,6 +83,7 @@ class TrainingObjective:
         seed: int = 0,
         sources: JobSources | None = None,
         longest_wait_s: float = 120.0,
+        allow_shared_gpu: bool = False,
     ) -> None:
         """Measure `workload` on `cluster` with ranks of `server`.
 
@@ -91,7 +95,9 @@ class TrainingObjective:
             seed: Of the synthetic data.
             sources: Where ranks find model, data and optimizer; None follows from `workload`.
             longest_wait_s: Seconds that the user's data may take to give a micro-batch.
+            allow_shared_gpu: Measure also beside others on the GPUs.
         """
+        self._baseline = Baseline(allow_shared=allow_shared_gpu)
         self._sources = sources or JobSources.of(workload, server.run_dir)
         self._longest_wait_s = longest_wait_s
         self._workload = workload
@@ -102,17 +108,35 @@ class TrainingObjective:
         self._n_trials = 0
 
     def __call__(self, config: TrainConfig, *, limits: TrialLimits, on_event: EventSink) -> TrialResult:
-        """Run `config`; see `Objective`."""
+        """Run `config`; see `Objective`.
+
+        Raises:
+            DeviceBusyError: A GPU is not free for it.
+            DriverError: The GPU driver does not answer. Both end the study, which goes on once that is mended.
+        """
+        with self._baseline.ready(self._cluster, limit_bytes=limits.memory_bytes) as devices:
+            return self._on_devices(config, limits, on_event, devices)
+
+    def _on_devices(
+        self, config: TrainConfig, limits: TrialLimits, on_event: EventSink, devices: Sequence[Device]
+    ) -> TrialResult:
         self._server.start()
         self._n_trials += 1
         trial_dir = self._server.run_dir / f"trial-{self._n_trials}"
         trial_dir.mkdir(mode=0o700)
         try:
-            return self._run(config, limits, on_event, trial_dir)
+            return self._run(config, limits, on_event, trial_dir, devices)
         finally:
             shutil.rmtree(trial_dir, ignore_errors=True)
 
-    def _run(self, config: TrainConfig, limits: TrialLimits, on_event: EventSink, trial_dir: Path) -> TrialResult:
+    def _run(
+        self,
+        config: TrainConfig,
+        limits: TrialLimits,
+        on_event: EventSink,
+        trial_dir: Path,
+        devices: Sequence[Device],
+    ) -> TrialResult:
         n_ranks = self._cluster.n_ranks
         extensions.remove_locks(Path(self._server.environment["TORCH_EXTENSIONS_DIR"]))
         self._log_dir.mkdir(parents=True, exist_ok=True)
@@ -130,7 +154,7 @@ class TrainingObjective:
             logs=logs,
             leftovers=[_shared_memory(port)],
         )
-        watch = TrialWatch(group, config, limits, on_event, cluster=self._cluster, started=started)
+        watch = TrialWatch(group, config, limits, on_event, cluster=self._cluster, started=started, devices=devices)
         try:
             watch.run()
         finally:
@@ -149,7 +173,8 @@ class TrainingObjective:
             "longest_wait_s": self._longest_wait_s if self._sources.data else None,
             "device": self._cluster.device,
             "n_ranks": self._cluster.n_ranks,
-            "limit_bytes": limits.memory_bytes,
+            # torch's cap on each rank's GPU: what was there before is not the rank's to use.
+            "cap_bytes": [limits.memory_bytes - n_bytes for n_bytes in self._baseline.held],
             "rendezvous": str(trial_dir / "rendezvous"),
         }
 

@@ -71,7 +71,9 @@ def run_rank(channel: Channel, rank: int, spec_file: Path) -> None:
         return  # the supervisor has gone
     except (Exception, SystemExit) as error:  # noqa: BLE001  # every end of a rank is judged and reported
         traceback.print_exc()
-        failure = of_exception(error, phase=phase, cap_bytes=spec["limit_bytes"] if spec["device"] == "cuda" else None)
+        failure = of_exception(
+            error, phase=phase, cap_bytes=spec["cap_bytes"][rank] if spec["device"] == "cuda" else None
+        )
         _tell_failure(channel, failure)
 
 
@@ -104,7 +106,7 @@ def _train(channel: Channel, rank: int, spec: Mapping[str, Any], enter: Callable
     if on_gpu:
         torch.cuda.set_device(device)
         capacity = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(spec["limit_bytes"] / capacity, 1.0), device)
+        torch.cuda.set_per_process_memory_fraction(min(spec["cap_bytes"][rank] / capacity, 1.0), device)
     job.join_group(device, init_method=f"file://{spec['rendezvous']}", rank=rank, world_size=spec["n_ranks"])
     ds_config, the_job = spec["ds_config"], spec["job"]
     model = job.place_model(the_job, ds_config, device=device)

@@ -6,14 +6,16 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from bo_tuner.cluster import Cluster
 from bo_tuner.config import TrainConfig
+from bo_tuner.errors import DriverError
+from bo_tuner.nvml import Device
 from bo_tuner.objectives.base import EventSink, TrialEvent
 from bo_tuner.objectives.launch import RankGroup
-from bo_tuner.objectives.memory import HostProbe, MemoryGuard
+from bo_tuner.objectives.memory import Conditions, DeviceProbe, HostProbe, MemoryGuard, MemoryReading
 from bo_tuner.objectives.training.failures import RankFailure, kernel_oom_kills, of_exit
 from bo_tuner.objectives.training.stopping import RankStep, StoppingRule
 from bo_tuner.outcome import Measurement, Outcome, TrialLimits, TrialResult
@@ -41,7 +43,9 @@ class TrialWatch:
         *,
         cluster: Cluster,
         started: float,
+        devices: Sequence[Device] = (),
     ) -> None:
+        """Follow the ranks of `group`, launched at `started` of `time.monotonic`; `devices` are their GPUs, one a rank."""
         self._group = group
         self._config = config
         self._limits = limits
@@ -50,9 +54,11 @@ class TrialWatch:
         self._started = started
         self._rule = StoppingRule(limits, n_ranks=cluster.n_ranks, global_batch=config.global_batch(cluster.n_ranks))
         self._baselines: dict[int, int] = {}
-        self._guard = MemoryGuard(
-            HostProbe(dict(enumerate(group.pids)), self._baselines), limit_bytes=limits.memory_bytes
-        )
+        self._device_probe = DeviceProbe(devices, group.pids) if devices else None
+        self._conditions = Conditions(devices)
+        host_probe = HostProbe(dict(enumerate(group.pids)), self._baselines)
+        self._guard = MemoryGuard(self._device_probe or host_probe, limit_bytes=limits.memory_bytes)
+        self._look_at = started
         self._peaks = dict.fromkeys(range(cluster.n_ranks), 0)
         self._is_loss_finite = True
         self._failure: RankFailure | None = None
@@ -68,7 +74,7 @@ class TrialWatch:
         deadline = self._started + self._limits.deadline_s
         self._tell()
         while self._failure is None and not self._rule.is_done:
-            for rank, message in self._group.poll(_POLL_S):
+            for rank, message in self._group.poll(max(self._look_at - time.monotonic(), 0.0)):
                 self._take(rank, message)
             if self._failure is None:
                 self._check_exits()
@@ -79,6 +85,8 @@ class TrialWatch:
                 if time.monotonic() > deadline:
                     self._time_out()
         self._ended = time.monotonic()
+        with contextlib.suppress(DriverError):  # the steps are measured
+            self._conditions.sample(is_last=True)
 
     def _take(self, rank: int, message: Mapping[str, Any]) -> None:
         match message["event"]:
@@ -105,7 +113,7 @@ class TrialWatch:
         self._is_loss_finite &= bool(message["is_loss_finite"])
         self._peaks[rank] = max(self._peaks[rank], int(message["peak_bytes"]))
         if self._peaks[rank] > self._limits.memory_bytes and self._cluster.device == "cpu":
-            self._stop_for_memory(rank, self._peaks[rank])
+            self._stop_for_memory(MemoryReading(rank=rank, used_bytes=self._peaks[rank]))
         if self._rule.is_warm and self._warm_at is None:
             self._warm_at = time.monotonic()
         if self._rule.n_finished > before:
@@ -118,16 +126,27 @@ class TrialWatch:
                 self._failure = of_exit(code, rank=rank, n_oom_kills=kills)
 
     def _check_memory(self) -> None:
-        if self._cluster.device != "cpu":
-            return  # torch's allocator holds the cap in the ranks themselves
-        breach = self._guard.breach()
+        now = time.monotonic()
+        if now < self._look_at:
+            return  # messages of fast steps would have it read a thousand times a second
+        self._look_at = now + _POLL_S
+        try:
+            breach = self._guard.breach()
+            if self._rule.is_warm:
+                self._conditions.sample()
+        except DriverError as error:
+            self._failure = RankFailure(
+                outcome=Outcome.FAILED, reason=f"the GPU driver stopped answering while the trial ran ({error})"
+            )
+            return
         if breach is not None:
-            self._stop_for_memory(breach.rank, breach.used_bytes)
+            self._stop_for_memory(breach)
 
-    def _stop_for_memory(self, rank: int, used_bytes: int) -> None:
+    def _stop_for_memory(self, breach: MemoryReading) -> None:
+        whose = "" if breach.device_index is None else f" of GPU {breach.device_index}"
+        limit = f"over the limit of {gib(self._limits.memory_bytes)}"
         self._failure = RankFailure(
-            outcome=Outcome.GUARDED,
-            reason=f"rank {rank} used {gib(used_bytes)}, over the limit of {gib(self._limits.memory_bytes)}",
+            outcome=Outcome.GUARDED, reason=f"rank {breach.rank} used {gib(breach.used_bytes)}{whose}, {limit}"
         )
 
     def _time_out(self) -> None:
@@ -166,6 +185,11 @@ class TrialWatch:
                 n_warmup=self._rule.n_warmup,
                 is_settled=self._rule.is_settled,
                 launch_half_width=self._limits.launch_half_width,
+                process_peak_bytes=self._device_probe.process_peaks if self._device_probe else None,
+                device_peak_bytes=self._device_probe.device_peaks if self._device_probe else None,
+                power_w=self._conditions.power_w,
+                energy_j=self._conditions.energy_j,
+                throttling=self._conditions.throttling,
             )
         began, warm = self._train_began or self._ended, self._warm_at or self._ended
         return TrialResult(
@@ -195,3 +219,5 @@ class TrialWatch:
             yield "step times had not settled at the last step"
         if not self._is_loss_finite:
             yield "the loss was not finite"
+        if self._conditions.throttling:
+            yield f"clocks were held down: {', '.join(self._conditions.throttling)}"
