@@ -105,15 +105,19 @@ class TrialRecord:
         own = self.config.params()
         extra = dict(self.config.extra)
         params = {name: value for name, value in own.items() if name not in extra}
-        is_complete = result is not None and result.outcome is Outcome.COMPLETE and result.measurement is not None
+        is_complete = result is not None and result.outcome is Outcome.COMPLETE
+        measured = result.measurement if result and is_complete else None
         return {
             "number": self.number,
             "name": self.config.name,
             "outcome": result.outcome.value if result else None,
             "reason": result.reason if result else "no result yet",
             "samples_per_s": self.samples_per_s,
-            "step_time_s": result.measurement.step_time_s if is_complete and result and result.measurement else None,
+            "step_time_s": measured.step_time_s if measured else None,
             "peak_memory_bytes": self.peak_memory_bytes,
+            "power_w": measured.power_w if measured else None,
+            "energy_j": measured.energy_j if measured else None,
+            "throttling": list(measured.throttling) if measured else [],
             "wall_s": self.wall_s,
             "params": {**params, "extra": extra},
             **self._precision(),

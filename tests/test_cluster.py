@@ -173,3 +173,36 @@ def test_more_bytes_than_the_device_has_are_refused_and_all_of_them_are_not() ->
     assert str(caught.value) == (
         "--memory-limit must be at most the 16.00 GiB of one rank; got 17.00 GiB: lower it, or leave it out for 92 %"
     )
+
+
+# -- the reserve ---------------------------------------------------------------------------------------------------
+
+
+def test_a_reserve_is_what_stays_free_of_each_device() -> None:
+    assert MemoryLimit.of(memory_reserve="2GiB").bytes_on(cluster_of(16 * 2**30)) == 14 * 2**30
+
+
+def test_with_neither_limit_nor_reserve_it_is_92_percent() -> None:
+    assert MemoryLimit.of() == MemoryLimit(fraction=0.92)
+    assert MemoryLimit.of(memory_limit="3GiB") == MemoryLimit(limit_bytes=3 * 2**30)
+
+
+def test_limit_and_reserve_together_are_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        MemoryLimit.of(memory_limit="0.9", memory_reserve="2GiB")
+    assert str(caught.value) == (
+        "--memory-limit and --memory-reserve say the same in two ways; got 0.9 and 2GiB: give one"
+    )
+
+
+@pytest.mark.parametrize("given", ["0.1", "8%", "lots", "-2GiB", "0GiB", ""])
+def test_a_reserve_that_is_not_bytes_is_refused(given: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        MemoryLimit.of(memory_reserve=given)
+    assert str(caught.value) == f'--memory-reserve must be bytes as in "2GiB"; got {given!r}'
+
+
+def test_a_reserve_that_leaves_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        MemoryLimit.of(memory_reserve="16GiB").bytes_on(cluster_of(16 * 2**30))
+    assert str(caught.value) == "--memory-reserve must be less than the 16.00 GiB of one rank; got 16.00 GiB: lower it"

@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -596,3 +597,48 @@ def test_a_retry_that_was_interrupted_is_not_retried_a_second_time(bench: Bench)
     assert (len(first.calls), len(second.calls)) == (2, 1)
     assert bench.outcomes == [Outcome.FAILED]
     assert len(bench.records[0].attempts) == 1
+
+
+# -- clocks that were held down ------------------------------------------------------------------------------------
+
+
+class Hot(Analytic):
+    """The first tries of a trial end as scripted: "hot" is complete with clocks held down, at 80 % of the rate."""
+
+    def __init__(self, *script: str) -> None:
+        super().__init__()
+        self._tries = list(script)
+
+    def __call__(self, config: TrainConfig, *, limits: TrialLimits, on_event: EventSink) -> TrialResult:
+        result = super().__call__(config, limits=limits, on_event=on_event)
+        how = self._tries.pop(0) if self._tries else "cool"
+        if how == "failed":
+            return TrialResult(outcome=Outcome.FAILED, reason="as planned", wall_s=1.0)
+        if how == "cool" or result.measurement is None:
+            return result
+        times = tuple(tuple(time_s / 0.8 for time_s in row) for row in result.measurement.step_times_s)
+        measurement = replace(result.measurement, step_times_s=times, throttling=("hardware slowdown",))
+        return replace(result, measurement=measurement, reason="clocks were held down")
+
+
+@pytest.mark.parametrize(
+    ("script", "n_tries", "is_throttled", "attempts"),
+    [
+        (["hot"], 2, False, ["hot"]),
+        (["hot", "hot"], 2, True, ["hot"]),
+        (["failed", "hot"], 3, False, ["failed", "hot"]),
+        (["hot", "failed", "failed"], 3, True, ["failed", "failed"]),
+    ],
+)
+def test_a_trial_measured_with_clocks_held_down_is_measured_again_once(
+    bench: Bench, script: list[str], n_tries: int, is_throttled: bool, attempts: list[str]
+) -> None:
+    objective = Hot(*script)
+    bench.run(objective, "1 trial", space=TINY)
+    (record,) = bench.store.records()
+    assert len(objective.calls) == n_tries
+    assert record.result is not None
+    assert (record.result.outcome, record.result.is_throttled) == (Outcome.COMPLETE, is_throttled)
+    told = ["hot" if attempt.is_throttled else attempt.outcome.value for attempt in record.attempts]
+    assert told == attempts
+    assert bench.store.spent().trials == 1

@@ -21,7 +21,9 @@ _TOLERANCE_BYTES = 64 * 2**20
 """The driver's own share moves a little as contexts come and go."""
 _PATIENCE_S = 10.0
 """Memory of killed processes comes back within a second; a device that is slow about it is not to be blamed on the next."""
-_WAY_OUT = "end it, or leave this GPU out (CUDA_VISIBLE_DEVICES names those to use)"
+_FIRST_PATIENCE_S = 2.0
+"""Before the first trial there is nothing of ours to wait for but what an interrupted run leaves for a moment."""
+_WAY_OUT = "end that, or leave this GPU out (CUDA_VISIBLE_DEVICES names those to use)"
 
 
 class Baseline:
@@ -69,57 +71,47 @@ class Baseline:
             yield devices
 
     def _wait(self, devices: Sequence[Device], limit_bytes: int) -> tuple[int, ...]:
-        deadline = time.monotonic() + self._patience_s
+        # Ranks of ours that were just killed may be listed for a moment, so nobody is blamed at once.
+        patience_s = self._patience_s if self._first else min(self._patience_s, _FIRST_PATIENCE_S)
+        deadline = time.monotonic() + patience_s
         while True:
             used = tuple(device.used_bytes() or 0 for device in devices)
-            held = [(device, n) for device, n in zip(devices, used, strict=True) if not self._is_back(device, n)]
-            if not self._allow_shared:
-                for device, n_bytes in zip(devices, used, strict=True):
-                    self._refuse_strangers(device, n_bytes)
-            if not held:
+            troubles = (self._trouble(device, n_bytes) for device, n_bytes in zip(devices, used, strict=True))
+            trouble = None if self._allow_shared else next(filter(None, troubles), None)
+            if trouble is None:
                 break
             if time.monotonic() > deadline:
-                raise self._not_back(*held[0])
+                raise trouble
             time.sleep(0.1)
         for device, n_bytes in zip(devices, used, strict=True):
             self._first.setdefault(device.index, n_bytes)
             if n_bytes >= limit_bytes:
-                text = f"holds {gib(n_bytes)} before a trial begins, and the limit is {gib(limit_bytes)}: raise it, or free the GPU"
-                raise _busy(device, n_bytes, device.processes() or (), text)
+                text = f"the limit is {gib(limit_bytes)} (--memory-limit, --memory-reserve): raise it, or free the GPU"
+                raise _busy(
+                    device, n_bytes, device.processes() or (), f"holds {gib(n_bytes)} before a trial begins, and {text}"
+                )
         return used
 
-    def _is_back(self, device: Device, n_bytes: int) -> bool:
-        first = self._first.get(device.index)
-        return self._allow_shared or first is None or n_bytes <= first + _TOLERANCE_BYTES
-
-    def _refuse_strangers(self, device: Device, n_bytes: int) -> None:
-        processes = device.processes()
-        if processes is None:
-            return
+    def _trouble(self, device: Device, n_bytes: int) -> DeviceBusyError | None:
+        """Why a trial may not start on a device that holds `n_bytes`."""
+        processes = device.processes() or ()
         computing = [process for process in processes if process.is_compute]
-        strangers = [process for process in computing if process.pid not in _own_pids()] if computing else []
-        shared = f"{_WAY_OUT}, or measure beside it with --allow-shared-gpu"
-        if strangers:
-            raise _busy(
-                device,
-                n_bytes,
-                strangers,
-                f"must not be used by others while trials are measured; {_names(strangers)}: {shared}",
+        own = _own_pids() if computing else set[int]()
+        strangers = [process for process in computing if process.pid not in own]
+        first = self._first.get(device.index)
+        if first is not None and n_bytes > first + _TOLERANCE_BYTES:
+            who = _names(processes) if processes else "nobody who can be seen from here holds it"
+            text = (
+                f"must be back at the {gib(first)} it held before the first trial, and holds {gib(n_bytes)} after "
+                f"{self._patience_s:g} s; {who}: {_WAY_OUT}, then run the same command again"
             )
-        if not processes and n_bytes > IDLE_BYTES and device.index not in self._first:
-            text = f"must not be used by others while trials are measured; processes that cannot be seen from here hold {gib(n_bytes)}"
-            raise _busy(device, n_bytes, (), f"{text}: {shared}")
-
-    def _not_back(self, device: Device, n_bytes: int) -> DeviceBusyError:
-        holders = [process for process in device.processes() or () if process.pid != os.getpid()]
-        who = _names(holders) if holders else "nobody that can be seen from here holds it"
-        return _busy(
-            device,
-            n_bytes,
-            holders,
-            f"must be back at the {gib(self._first[device.index])} it held before the first trial, and holds {gib(n_bytes)} after "
-            f"{self._patience_s:g} s; {who}: {_WAY_OUT}, then run the same command again",
-        )
+            return _busy(device, n_bytes, processes, text)
+        is_hidden = first is None and n_bytes > IDLE_BYTES and not processes
+        if not strangers and not is_hidden:
+            return None
+        who = _names(strangers) if strangers else f"processes that cannot be seen from here hold {gib(n_bytes)}"
+        text = f"must not be used by others while trials are measured; {who}: {_WAY_OUT}, or measure beside others with --allow-shared-gpu"
+        return _busy(device, n_bytes, strangers, text)
 
     def _warn_of_gaps(self, devices: Sequence[Device]) -> None:
         """Once: what this driver does not tell, and what is therefore not done."""
@@ -161,7 +153,7 @@ def _names(processes: Iterable[DeviceProcess]) -> str:
     told: list[str] = []
     for process in processes:
         try:
-            name = psutil.Process(process.pid).name()
+            name = "this one" if process.pid == os.getpid() else psutil.Process(process.pid).name()
         except psutil.Error:
             name = "not seen from here"
         held = f"holds {gib(process.used_bytes)}" if process.used_bytes else "uses it"
