@@ -197,6 +197,24 @@ def test_a_result_reads_back_from_json_as_the_same(outcome: Outcome, values: dic
     assert TrialResult.from_dict(json.loads(json.dumps(result.to_dict()))) == result
 
 
+def test_a_measurement_stored_before_devices_were_watched_still_reads() -> None:
+    fields = ("process_peak_bytes", "device_peak_bytes", "power_w", "energy_j", "throttling")
+    old = {name: value for name, value in TWO_RANKS.to_dict().items() if name not in fields}
+    assert Measurement.from_dict(old) == TWO_RANKS
+
+
+def test_what_devices_told_reads_back_from_json_as_the_same() -> None:
+    told = replace(
+        TWO_RANKS,
+        process_peak_bytes=(5, 6),
+        device_peak_bytes=(7, 8),
+        power_w=1.5,
+        energy_j=2.5,
+        throttling=("power brake",),
+    )
+    assert Measurement.from_dict(json.loads(json.dumps(told.to_dict()))) == told
+
+
 def test_every_field_of_a_result_is_stored() -> None:
     stored = TrialResult(outcome=Outcome.OOM, **FULL).to_dict()
     assert set(stored) == {"outcome", *FULL}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bo_tuner.budget import Spent
 from bo_tuner.config import TrainConfig
 from bo_tuner.objectives.training import DeepSpeedBackEnd, deepspeed_config
+from bo_tuner.outcome import Measurement
 from bo_tuner.report.answer import Answer, Gain, answer_of, ratio
 from bo_tuner.report.frontier import frontiers, layout_label
 from bo_tuner.report.standing import as_deepspeed_counts, confirmation_text, plus_minus, remarks
@@ -98,7 +99,9 @@ def _answer(answer: Answer, study: ReportedStudy) -> dict[str, Any]:
         "deepspeed_counts": as_deepspeed_counts(measured),
         "tokens": _number(measured.tokens_per_s),
         "step": seconds(measured.step_time_s),
+        "drew": _drew(measured),
         "is_loss_finite": measured.is_loss_finite,
+        "throttling": ", ".join(measured.throttling),
         "gains": _gains(answer),
         "memory": _memory(answer),
         "command": _command(study),
@@ -106,6 +109,14 @@ def _answer(answer: Answer, study: ReportedStudy) -> dict[str, Any]:
         "hides_password": "***" in (study.storage_url or ""),
         "deepspeed": json.dumps(settings, indent=2),
     }
+
+
+def _drew(measured: Measurement) -> str:
+    """What the devices drew, where they tell."""
+    if measured.power_w is None:
+        return ""
+    j_per_sample = measured.power_w / measured.samples_per_s
+    return f"{measured.power_w:.0f} W over all devices, {j_per_sample:.3g} J a sample"
 
 
 def _choices(config: TrainConfig, n_ranks: int) -> list[tuple[str, str]]:

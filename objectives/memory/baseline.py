@@ -86,10 +86,11 @@ class Baseline:
         for device, n_bytes in zip(devices, used, strict=True):
             self._first.setdefault(device.index, n_bytes)
             if n_bytes >= limit_bytes:
-                text = f"the limit is {gib(limit_bytes)} (--memory-limit, --memory-reserve): raise it, or free the GPU"
-                raise _busy(
-                    device, n_bytes, device.processes() or (), f"holds {gib(n_bytes)} before a trial begins, and {text}"
+                text = (
+                    f"GPU {device.index} holds {gib(n_bytes)} before a trial begins, and the limit is {gib(limit_bytes)}: "
+                    "raise it (--memory-limit, --memory-reserve), or free the GPU"
                 )
+                raise _busy(device, n_bytes, device.processes() or (), text)
         return used
 
     def _trouble(self, device: Device, n_bytes: int) -> DeviceBusyError | None:
@@ -102,7 +103,7 @@ class Baseline:
         if first is not None and n_bytes > first + _TOLERANCE_BYTES:
             who = _names(processes) if processes else "nobody who can be seen from here holds it"
             text = (
-                f"must be back at the {gib(first)} it held before the first trial, and holds {gib(n_bytes)} after "
+                f"GPU {device.index} must be back at the {gib(first)} it held before the first trial, and holds {gib(n_bytes)} after "
                 f"{self._patience_s:g} s; {who}: {_WAY_OUT}, then run the same command again"
             )
             return _busy(device, n_bytes, processes, text)
@@ -110,7 +111,10 @@ class Baseline:
         if not strangers and not is_hidden:
             return None
         who = _names(strangers) if strangers else f"processes that cannot be seen from here hold {gib(n_bytes)}"
-        text = f"must not be used by others while trials are measured; {who}: {_WAY_OUT}, or measure beside others with --allow-shared-gpu"
+        text = (
+            f"GPU {device.index} must not be used by others while trials are measured; {who}: {_WAY_OUT}, or measure beside "
+            "others with --allow-shared-gpu"
+        )
         return _busy(device, n_bytes, strangers, text)
 
     def _warn_of_gaps(self, devices: Sequence[Device]) -> None:
@@ -135,7 +139,7 @@ class Baseline:
 
 def _busy(device: Device, n_bytes: int, holders: Iterable[DeviceProcess], text: str) -> DeviceBusyError:
     pids = tuple(holder.pid for holder in holders)
-    return DeviceBusyError(f"GPU {device.index} {text}", index=device.index, used_bytes=n_bytes, pids=pids)
+    return DeviceBusyError(text, index=device.index, used_bytes=n_bytes, pids=pids)
 
 
 def _own_pids() -> set[int]:

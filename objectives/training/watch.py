@@ -143,10 +143,10 @@ class TrialWatch:
             self._stop_for_memory(breach)
 
     def _stop_for_memory(self, breach: MemoryReading) -> None:
-        whose = "" if breach.device_index is None else f" of GPU {breach.device_index}"
-        limit = f"over the limit of {gib(self._limits.memory_bytes)}"
+        used = gib(breach.used_bytes) + ("" if breach.device_index is None else f" of GPU {breach.device_index}")
         self._failure = RankFailure(
-            outcome=Outcome.GUARDED, reason=f"rank {breach.rank} used {gib(breach.used_bytes)}{whose}, {limit}"
+            outcome=Outcome.GUARDED,
+            reason=f"rank {breach.rank} used {used}, over the limit of {gib(self._limits.memory_bytes)}",
         )
 
     def _time_out(self) -> None:

@@ -46,6 +46,14 @@ USED_WRONGLY = {
         [*CPU, "--memory-limit", "90000GiB"],
         ["--memory-limit", "at most", "lower it"],
     ),
+    "memory limit and reserve": (
+        [*CPU, "--memory-limit", "0.9", "--memory-reserve", "2GiB"],
+        ["--memory-limit", "--memory-reserve", "give one"],
+    ),
+    "reserve beyond the machine": (
+        [*CPU, "--memory-reserve", "90000GiB"],
+        ["--memory-reserve", "less than", "lower it"],
+    ),
     "seed that is none": ([*CPU, "--seed", "-1"], ["--seed", "from 0 to 4294967295", "got -1"]),
     "storage that is no plain file": (
         [*CPU, "--storage", "sqlite:///file:x.db?uri=true"],
