@@ -15,6 +15,7 @@ from bo_tuner.config import TrainConfig
 from bo_tuner.errors import ConfigError, ModelError
 from bo_tuner.objectives import ignore_events
 from bo_tuner.objectives.launch import ForkServer
+from bo_tuner.objectives.memory import Baseline
 from bo_tuner.objectives.training import DeepSpeedBackEnd, TrainingObjective, extensions, model_facts
 from bo_tuner.objectives.training.facts import Balance, ModelFacts, check_precision
 from bo_tuner.objectives.training.sources import JobSources
@@ -47,7 +48,8 @@ class Opening:
     max_depth: int | None
     """As the user gave it."""
     data_timeout_s: float
-    allow_shared_gpu: bool = False
+    baseline: Baseline
+    """Of the GPUs, read before anything ran on them."""
 
     def open(self) -> Manifest:
         """The study's manifest: the stored one when it agrees, else a new one, written once the model is known to train.
@@ -85,7 +87,7 @@ class Opening:
             seed=self.wanted.seed,
             sources=self._sources(workload),
             longest_wait_s=self.data_timeout_s,
-            allow_shared_gpu=self.allow_shared_gpu,
+            baseline=self.baseline,
         )
 
     def _sources(self, workload: Workload) -> JobSources:

@@ -246,7 +246,8 @@ def tune(
     )
     space.candidates(cluster, DeepSpeedBackEnd())  # says at once if there are none
     location = Location(storage)
-    with Baseline(allow_shared=allow_shared_gpu).ready(cluster, limit_bytes=memory_bytes):
+    baseline = Baseline(allow_shared=allow_shared_gpu)
+    with baseline.ready(cluster, limit_bytes=memory_bytes):
         pass  # says at once if somebody else uses the GPUs
     try:
         location.check_writable()
@@ -274,7 +275,7 @@ def tune(
                 seq_len=seq_len,
                 max_depth=max_depth,
                 data_timeout_s=data_timeout,
-                allow_shared_gpu=allow_shared_gpu,
+                baseline=baseline,
             )
             manifest = opening.open()
             configs = manifest.space.candidates(cluster, DeepSpeedBackEnd())

@@ -15,6 +15,7 @@ from bo_tuner.config import TrainConfig
 from bo_tuner.errors import ConfigError, ModelError, StudyMismatchError
 from bo_tuner.objectives import ignore_events
 from bo_tuner.objectives.launch import ForkServer
+from bo_tuner.objectives.memory import Baseline
 from bo_tuner.objectives.training import DeepSpeedBackEnd
 from bo_tuner.objectives.training.sources import model_spec, named
 from bo_tuner.opening import Opening, introduction
@@ -79,6 +80,7 @@ def opened(own_file: Callable[[str], Path], cluster: Cluster, server: ForkServer
             store=StudyStore(Location(folder=tmp_path / "studies"), "mine"),
             server=server,
             memory_bytes=ROOMY,
+            baseline=Baseline(),
             **{**usual, **options},
         )
 

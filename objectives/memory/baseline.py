@@ -95,7 +95,8 @@ class Baseline:
 
     def _trouble(self, device: Device, n_bytes: int) -> DeviceBusyError | None:
         """Why a trial may not start on a device that holds `n_bytes`."""
-        processes = device.processes() or ()
+        told = device.processes()
+        processes = told or ()
         computing = [process for process in processes if process.is_compute]
         own = _own_pids() if computing else set[int]()
         strangers = [process for process in computing if process.pid not in own]
@@ -107,7 +108,7 @@ class Baseline:
                 f"{self._patience_s:g} s; {who}: {_WAY_OUT}, then run the same command again"
             )
             return _busy(device, n_bytes, processes, text)
-        is_hidden = first is None and n_bytes > IDLE_BYTES and not processes
+        is_hidden = first is None and n_bytes > IDLE_BYTES and told == ()
         if not strangers and not is_hidden:
             return None
         who = _names(strangers) if strangers else f"processes that cannot be seen from here hold {gib(n_bytes)}"

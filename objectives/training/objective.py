@@ -83,7 +83,7 @@ class TrainingObjective:
         seed: int = 0,
         sources: JobSources | None = None,
         longest_wait_s: float = 120.0,
-        allow_shared_gpu: bool = False,
+        baseline: Baseline | None = None,
     ) -> None:
         """Measure `workload` on `cluster` with ranks of `server`.
 
@@ -95,9 +95,9 @@ class TrainingObjective:
             seed: Of the synthetic data.
             sources: Where ranks find model, data and optimizer; None follows from `workload`.
             longest_wait_s: Seconds that the user's data may take to give a micro-batch.
-            allow_shared_gpu: Measure also beside others on the GPUs.
+            baseline: Of the GPUs; None for one that is read before the first trial.
         """
-        self._baseline = Baseline(allow_shared=allow_shared_gpu)
+        self._baseline = baseline or Baseline()
         self._sources = sources or JobSources.of(workload, server.run_dir)
         self._longest_wait_s = longest_wait_s
         self._workload = workload
