@@ -17,6 +17,8 @@ _CPU_REFUSAL = re.compile(
 )
 """torch has no class for a refusal on the CPU: a plain RuntimeError carries this text."""
 _CUDA_REQUEST = re.compile(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
+_CUDA_ROUNDING_BYTES = 6 * 2**20
+"""torch tells the size of a request in hundredths, of GiB too."""
 _CUDA_LIBRARY_REFUSALS = ("CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory", "Cuda failure 2 'out of memory'")
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
@@ -49,7 +51,8 @@ def of_exception(error: BaseException, *, phase: str, cap_bytes: int | None = No
         return RankFailure(outcome=Outcome.FAILED, reason=text)
     if isinstance(error, torch.OutOfMemoryError):
         requested = _cuda_request(text)
-        over_cap = cap_bytes is not None and torch.cuda.memory_reserved() + (requested or 0) > cap_bytes
+        would_hold = torch.cuda.memory_reserved() + (requested or 0) + _CUDA_ROUNDING_BYTES
+        over_cap = cap_bytes is not None and would_hold > cap_bytes
         outcome = Outcome.GUARDED if over_cap else Outcome.OOM
         return RankFailure(outcome=outcome, reason=_short(text), requested_bytes=requested)
     if isinstance(error, MemoryError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,6 +64,14 @@ def test_every_zero_stage_trains(
     assert result.measurement is not None
     assert 4 * bert_base.n_parameters < result.measurement.peak_memory_bytes[0] < gpu.memory_bytes
     assert 0 < result.measurement.engine_time_s <= result.measurement.step_time_s * 1.01
+    (allocator,), devices = result.measurement.peak_memory_bytes, result.measurement.device_peak_bytes
+    assert devices is not None
+    assert allocator < devices[0] <= gpu.memory_bytes
+    assert result.peak_memory_bytes == devices[0]
+    processes = result.measurement.process_peak_bytes
+    assert processes is None or allocator < processes[0] <= devices[0]  # None in containers that hide processes
+    assert (result.measurement.power_w or 0) > 10
+    assert (result.measurement.energy_j or 0) > 0
 
 
 def test_our_cap_ends_a_trial_as_guarded_before_the_device_refuses(
@@ -70,6 +79,63 @@ def test_our_cap_ends_a_trial_as_guarded_before_the_device_refuses(
 ) -> None:
     result = run(bert_base, gpu, gpu_server, tmp_path, TrainConfig(micro_batch_size=256), 3 * 2**30)
     assert result.outcome is Outcome.GUARDED, result.reason
+
+
+def test_the_guard_ends_what_the_allocators_cap_does_not_see(
+    bert_base: Workload, gpu: Cluster, gpu_server: ForkServer, tmp_path: Path
+) -> None:
+    config = TrainConfig(micro_batch_size=64)
+    roomy = run(bert_base, gpu, gpu_server, tmp_path, config, int(0.92 * gpu.memory_bytes))
+    assert roomy.peak_memory_bytes is not None, roomy.reason
+    # Under what the device holds in all, over what torch reserves: the CUDA context alone takes some 400 MiB.
+    result = run(bert_base, gpu, gpu_server, tmp_path, config, roomy.peak_memory_bytes - 100 * 2**20)
+    assert result.outcome is Outcome.GUARDED, result.reason
+    assert " of GPU " in result.reason
+
+
+def test_the_memory_of_a_trial_is_back_before_the_next(
+    bert_base: Workload, gpu: Cluster, gpu_server: ForkServer, tmp_path: Path
+) -> None:
+    objective = TrainingObjective(bert_base, gpu, gpu_server, log_dir=tmp_path)
+    limits = TrialLimits(memory_bytes=int(0.92 * gpu.memory_bytes))
+    for zero_stage in (0, 1):
+        config = TrainConfig.from_params({"zero_stage": zero_stage, "micro_batch_size": 64})
+        result = objective(config, limits=limits, on_event=ignore_events)
+        assert result.outcome is Outcome.COMPLETE, result.reason
+
+
+HOLD = "import torch; held = torch.empty(3 * 2**30, dtype=torch.uint8, device='cuda'); print(flush=True); input()"
+
+
+def test_somebody_else_on_the_gpu_is_refused_unless_allowed(gpu: Cluster) -> None:
+    with subprocess.Popen([sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdin is not None and holder.stdout is not None
+        holder.stdout.readline()
+        # A child of ours is no stranger: only a check from another process sees it as one.
+        told = subprocess.run([sys.executable, "-c", CHECK], capture_output=True, text=True, check=True).stdout
+        holder.stdin.close()
+    refusal, allowed = json.loads(told)
+    assert "must not be used by others" in refusal
+    assert f"process {holder.pid} (" in refusal or "cannot be seen from here" in refusal
+    assert allowed[0] > 3 * 2**30
+
+
+CHECK = """
+import json
+from bo_tuner.cluster import Cluster
+from bo_tuner.errors import DeviceBusyError
+from bo_tuner.objectives.memory import Baseline
+
+cluster = Cluster.detect(device="cuda", n_ranks=1)
+try:
+    with Baseline().ready(cluster, limit_bytes=cluster.memory_bytes):
+        refusal = "none"
+except DeviceBusyError as error:
+    refusal = str(error)
+shared = Baseline(allow_shared=True)
+with shared.ready(cluster, limit_bytes=cluster.memory_bytes):
+    print(json.dumps([refusal, shared.held]))
+"""
 
 
 def test_a_refusal_of_the_device_is_oom(

@@ -30,6 +30,29 @@ def test_a_peak_that_is_over_is_still_known_and_what_was_there_before_does_not_c
     assert peak == pytest.approx(200 * MIB, abs=8 * MIB)
 
 
+SHORT_PEAK = """
+from bo_tuner.objectives.memory import OwnPeak
+first = b"x" * (100 * 2**20)
+own = OwnPeak()
+second = b"x" * (200 * 2**20)
+del second
+print(own.baseline_bytes, flush=True)
+input()
+"""
+
+
+def test_the_probe_sees_a_peak_that_was_over_before_it_looked() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", SHORT_PEAK], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as rank:
+        assert rank.stdin is not None and rank.stdout is not None
+        baseline = int(rank.stdout.readline())
+        reading = HostProbe({0: rank.pid}, {0: baseline})()
+        rank.stdin.write("\n")
+    assert reading is not None
+    assert reading.used_bytes == pytest.approx(200 * MIB, abs=8 * MIB)
+
+
 def test_the_probe_names_the_rank_that_holds_most_above_its_baseline() -> None:
     reading = HostProbe({0: os.getpid(), 1: os.getpid()}, {0: 10 * MIB, 1: 0})()
     assert reading is not None

@@ -32,6 +32,8 @@ def test_a_cuda_refusal_that_our_cap_explains_is_guarded() -> None:
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB.")
     assert of_exception(error, phase="train", cap_bytes=2 * GIB).outcome is Outcome.GUARDED
     assert of_exception(error, phase="train", cap_bytes=3 * GIB).outcome is Outcome.OOM
+    just_over = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")  # 2.004, rounded by torch
+    assert of_exception(just_over, phase="train", cap_bytes=2 * GIB + 2**21).outcome is Outcome.GUARDED
 
 
 @pytest.mark.parametrize(
