@@ -2,7 +2,7 @@
 
 from bo_tuner.objectives.memory.base import MemoryProbe, MemoryReading
 from bo_tuner.objectives.memory.baseline import IDLE_BYTES, Baseline
-from bo_tuner.objectives.memory.conditions import Conditions
+from bo_tuner.objectives.memory.conditions import Conditions, ConditionsTold
 from bo_tuner.objectives.memory.device import DeviceProbe
 from bo_tuner.objectives.memory.guard import MemoryGuard
 from bo_tuner.objectives.memory.host import HostProbe, OwnPeak
@@ -11,6 +11,7 @@ __all__ = [
     "IDLE_BYTES",
     "Baseline",
     "Conditions",
+    "ConditionsTold",
     "DeviceProbe",
     "HostProbe",
     "MemoryGuard",

@@ -5,11 +5,12 @@ from __future__ import annotations
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from bo_tuner.nvml import Device
 
-__all__ = ["Conditions"]
+__all__ = ["Conditions", "ConditionsTold"]
 
 _HARMFUL = {
     0x08: "hardware slowdown",
@@ -27,63 +28,73 @@ _LEAST_COUNTED_S = 1.0
 """The counter of energy moves every tenth of a second or so; over less than this the power that was read tells more."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConditionsTold:
+    """What the devices told over a time, all of them together."""
+
+    power_w: float | None = None
+    """Mean; None where one of them does not tell."""
+    energy_j: float | None = None
+    """Counted by them, or from the power they drew; None where neither is told."""
+    throttling: tuple[str, ...] = ()
+    """Why clocks were held down, by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sample:
+    at: float
+    bits: int
+    power_w: float | None
+    counter_j: float | None
+
+
 class Conditions:
     """Samples clocks, power and energy of `devices`; with no devices it says nothing. Sampling may raise `DriverError`."""
 
     def __init__(self, devices: Sequence[Device], *, clock: Callable[[], float] = time.monotonic) -> None:
         self._devices = devices
         self._clock = clock
-        self._moments: list[float] = []
-        self._reasons: Counter[str] = Counter()
-        self._powers_w: list[float] = []
-        self._counters_j: list[float] = []
+        self._samples: list[_Sample] = []
 
     def sample(self, *, is_last: bool = False) -> None:
         """Look once, if the last look is a tenth of a second ago, or this is the end of the measured steps."""
         now = self._clock()
-        if not self._devices or (self._moments and now - self._moments[-1] < _EVERY_S and not is_last):
+        if not self._devices or (self._samples and now - self._samples[-1].at < _EVERY_S and not is_last):
             return
-        self._moments.append(now)
         bits = 0
         for device in self._devices:
             bits |= device.clock_reasons() or 0
-        self._reasons.update(name for bit, name in _HARMFUL.items() if bits & bit)
-        for values, told in (
-            (self._powers_w, [device.power_w() for device in self._devices]),
-            (self._counters_j, [device.energy_j() for device in self._devices]),
-        ):
-            known = [value for value in told if value is not None]
-            if len(known) == len(self._devices):
-                values.append(sum(known))
+        power_w = _sum(device.power_w() for device in self._devices)
+        counter_j = _sum(device.energy_j() for device in self._devices)
+        self._samples.append(_Sample(at=now, bits=bits, power_w=power_w, counter_j=counter_j))
 
-    @property
-    def throttling(self) -> tuple[str, ...]:
-        """Why clocks were held down, by name."""
-        least = _LEAST_SHARE * len(self._moments)
-        return tuple(name for name in _HARMFUL.values() if self._reasons[name] and self._reasons[name] >= least)
+    def over(self, since: float, until: float) -> ConditionsTold:
+        """What was told between two moments of the clock: of the samples in between, that there are any."""
+        samples = [sample for sample in self._samples if since <= sample.at <= until]
+        if not samples:
+            return ConditionsTold()
+        powers = [sample.power_w for sample in samples if sample.power_w is not None]
+        drawn_w = statistics.fmean(powers) if powers else None
+        counted_w = _counted_w(samples[0], samples[-1])
+        is_short = samples[-1].at - samples[0].at < _LEAST_COUNTED_S
+        rate_w = drawn_w if counted_w is None or (is_short and drawn_w is not None) else counted_w
+        seen = Counter(name for sample in samples for bit, name in _HARMFUL.items() if sample.bits & bit)
+        return ConditionsTold(
+            power_w=drawn_w if drawn_w is not None else counted_w,
+            energy_j=rate_w * (until - since) if rate_w is not None else None,
+            throttling=tuple(name for name in _HARMFUL.values() if seen[name] >= max(_LEAST_SHARE * len(samples), 1)),
+        )
 
-    @property
-    def power_w(self) -> float | None:
-        """Mean of all devices together; None where one of them does not tell."""
-        if self._powers_w:
-            return statistics.fmean(self._powers_w)
-        counted = self._counted_j
-        return counted / self._seconds if counted is not None and self._seconds else None
 
-    @property
-    def energy_j(self) -> float | None:
-        """Of all devices together, from the first look to the last: counted by them, else from the power they drew."""
-        counted = self._counted_j
-        if self._powers_w and (counted is None or self._seconds < _LEAST_COUNTED_S):
-            return statistics.fmean(self._powers_w) * self._seconds
-        return counted
+def _sum(values: Iterable[float | None]) -> float | None:
+    """None when one of them is."""
+    told = list(values)
+    known = [value for value in told if value is not None]
+    return sum(known) if len(known) == len(told) else None
 
-    @property
-    def _seconds(self) -> float:
-        return self._moments[-1] - self._moments[0] if self._moments else 0.0
 
-    @property
-    def _counted_j(self) -> float | None:
-        """Between the first look and the last; None unless every look was answered."""
-        counters = self._counters_j
-        return counters[-1] - counters[0] if counters and len(counters) == len(self._moments) else None
+def _counted_w(first: _Sample, last: _Sample) -> float | None:
+    """Mean power by the counters of energy."""
+    if first.counter_j is None or last.counter_j is None or last.at <= first.at:
+        return None
+    return (last.counter_j - first.counter_j) / (last.at - first.at)

@@ -15,7 +15,7 @@ from bo_tuner.errors import DriverError
 from bo_tuner.nvml import Device
 from bo_tuner.objectives.base import EventSink, TrialEvent
 from bo_tuner.objectives.launch import RankGroup
-from bo_tuner.objectives.memory import Conditions, DeviceProbe, HostProbe, MemoryGuard, MemoryReading
+from bo_tuner.objectives.memory import Conditions, ConditionsTold, DeviceProbe, HostProbe, MemoryGuard, MemoryReading
 from bo_tuner.objectives.training.failures import RankFailure, kernel_oom_kills, of_exit
 from bo_tuner.objectives.training.stopping import RankStep, StoppingRule
 from bo_tuner.outcome import Measurement, Outcome, TrialLimits, TrialResult
@@ -84,9 +84,9 @@ class TrialWatch:
                     self._tell()
                 if time.monotonic() > deadline:
                     self._time_out()
-        self._ended = time.monotonic()
         with contextlib.suppress(DriverError):  # the steps are measured
             self._conditions.sample(is_last=True)
+        self._ended = time.monotonic()
 
     def _take(self, rank: int, message: Mapping[str, Any]) -> None:
         match message["event"]:
@@ -132,7 +132,7 @@ class TrialWatch:
         self._look_at = now + _POLL_S
         try:
             breach = self._guard.breach()
-            if self._rule.is_warm:
+            if self._train_began is not None:
                 self._conditions.sample()
         except DriverError as error:
             self._failure = RankFailure(
@@ -172,9 +172,11 @@ class TrialWatch:
         """The trial as it ended."""
         failure, bound = self._failure, self._rule.bound_samples_per_s
         peak = max([*self._peaks.values(), self._guard.peak_bytes or 0]) or None
-        measurement = None
+        measurement, told = None, ConditionsTold()
         if failure is None:
             measured = self._rule.measured()
+            measured_s = sum(max(step.total_s for step in column) for column in zip(*measured, strict=True))
+            told = self._conditions.over(self._ended - measured_s, self._ended)
             measurement = Measurement(
                 global_batch=self._config.global_batch(self._cluster.n_ranks),
                 seq_len=seq_len,
@@ -187,14 +189,14 @@ class TrialWatch:
                 launch_half_width=self._limits.launch_half_width,
                 process_peak_bytes=self._device_probe.process_peaks if self._device_probe else None,
                 device_peak_bytes=self._device_probe.device_peaks if self._device_probe else None,
-                power_w=self._conditions.power_w,
-                energy_j=self._conditions.energy_j,
-                throttling=self._conditions.throttling,
+                power_w=told.power_w,
+                energy_j=told.energy_j,
+                throttling=told.throttling,
             )
         began, warm = self._train_began or self._ended, self._warm_at or self._ended
         return TrialResult(
             outcome=failure.outcome if failure else Outcome.COMPLETE if bound is None else Outcome.PRUNED,
-            reason=failure.reason if failure else "; ".join(self._remarks()),
+            reason=failure.reason if failure else "; ".join(self._remarks(told.throttling)),
             measurement=measurement,
             bound_samples_per_s=None if failure else bound,
             peak_memory_bytes=peak,
@@ -211,7 +213,7 @@ class TrialWatch:
             log_tail=log_tail if failure else "",
         )
 
-    def _remarks(self) -> Iterator[str]:
+    def _remarks(self, throttling: tuple[str, ...]) -> Iterator[str]:
         """What is to be said of a trial that did not fail."""
         if self._rule.bound_samples_per_s is not None:
             yield f"ended early: slower than {rate(self._rule.bound_samples_per_s)}, which is below the best so far"
@@ -219,5 +221,5 @@ class TrialWatch:
             yield "step times had not settled at the last step"
         if not self._is_loss_finite:
             yield "the loss was not finite"
-        if self._conditions.throttling:
-            yield f"clocks were held down: {', '.join(self._conditions.throttling)}"
+        if throttling:
+            yield f"clocks were held down: {', '.join(throttling)}"

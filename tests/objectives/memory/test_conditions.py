@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from bo_tuner.nvml import Device
-from bo_tuner.objectives.memory import Conditions
+from bo_tuner.objectives.memory import Conditions, ConditionsTold
 
 
 class Scripted(Device):
@@ -29,42 +27,47 @@ class Scripted(Device):
         return next(self._joules, None)
 
 
-def conditions(*devices: Device, seconds: float, n_samples: int) -> Conditions:
-    """After samples that are spread evenly over `seconds`."""
-
-    def clock() -> Iterator[float]:
-        yield from (number * seconds / (n_samples - 1) for number in range(n_samples))
-
-    times = clock()
-    found = Conditions(devices, clock=lambda: next(times))
-    for _ in range(n_samples):
-        found.sample()
-    return found
+def told(*devices: Device, seconds: float, n_samples: int) -> ConditionsTold:
+    """By samples that are spread evenly over `seconds`, and one before them that is of the warm-up."""
+    times = iter([-1.0, *(number * seconds / (n_samples - 1) for number in range(n_samples))])
+    conditions = Conditions(devices, clock=lambda: next(times))
+    for _ in range(n_samples + 1):
+        conditions.sample()
+    return conditions.over(0, seconds)
 
 
 @pytest.mark.parametrize(("n_hot", "throttling"), [(0, ()), (1, ()), (3, ("hardware slowdown",))])
 def test_a_reason_counts_from_a_tenth_of_the_samples_on(n_hot: int, throttling: tuple[str, ...]) -> None:
     device = Scripted(bits=[0] * 5 + [0x8] * n_hot)
-    assert conditions(device, seconds=5, n_samples=20).throttling == throttling
+    assert told(device, seconds=5, n_samples=20).throttling == throttling
+
+
+def test_what_was_seen_before_the_measured_steps_does_not_count() -> None:
+    device = Scripted(bits=[0x40], power_w=50, joules=[-1000, 0, 90, 180])
+    assert told(device, seconds=2, n_samples=3) == ConditionsTold(power_w=50, energy_j=180)
 
 
 def test_energy_is_counted_by_the_devices_where_they_do() -> None:
-    one, two = Scripted(bits=[], power_w=99, joules=[5, 100, 205]), Scripted(bits=[], power_w=99, joules=[0, 50, 100])
-    found = conditions(one, two, seconds=3, n_samples=3)
-    assert found.energy_j == 300
+    one = Scripted(bits=[], power_w=99, joules=[0, 5, 100, 205])
+    two = Scripted(bits=[], power_w=99, joules=[0, 0, 50, 100])
+    found = told(one, two, seconds=3, n_samples=3)
+    assert found.energy_j == pytest.approx(300)
     assert found.power_w == 198
 
 
 def test_energy_follows_from_power_where_it_is_not_counted_or_the_time_is_too_short_for_the_counter() -> None:
-    assert conditions(Scripted(bits=[], power_w=50), seconds=4, n_samples=5).energy_j == 200
-    short = conditions(Scripted(bits=[], power_w=50, joules=[0, 0]), seconds=0.5, n_samples=2)
-    assert short.energy_j == 25
+    assert told(Scripted(bits=[], power_w=50), seconds=4, n_samples=5).energy_j == 200
+    assert told(Scripted(bits=[], power_w=50, joules=[0, 0, 0]), seconds=0.5, n_samples=2).energy_j == 25
 
 
 def test_power_follows_from_energy_where_only_that_is_told() -> None:
-    assert conditions(Scripted(bits=[], joules=[0, 30, 60]), seconds=3, n_samples=3).power_w == 20
+    assert told(Scripted(bits=[], joules=[0, 0, 30, 60]), seconds=3, n_samples=3).power_w == 20
+
+
+def test_one_device_that_does_not_tell_leaves_the_sum_unknown() -> None:
+    found = told(Scripted(bits=[], power_w=50), Scripted(bits=[]), seconds=3, n_samples=3)
+    assert (found.power_w, found.energy_j) == (None, None)
 
 
 def test_without_devices_there_is_nothing_to_say() -> None:
-    found = conditions(seconds=1, n_samples=2)
-    assert (found.power_w, found.energy_j, found.throttling) == (None, None, ())
+    assert told(seconds=1, n_samples=2) == ConditionsTold()
