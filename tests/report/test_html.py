@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -339,3 +339,14 @@ def test_a_report_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -
     with pytest.raises(StoreError, match=r"No such file or directory"):
         write_report(reported("one", EDGES["one"]), tmp_path / "missing" / "one.html")
     assert [path.name for path in tmp_path.iterdir()] == ["folder.html"]
+
+
+def test_power_and_clocks_that_were_held_down_are_told_where_the_devices_tell() -> None:
+    (record,) = EDGES["one"]
+    assert record.result is not None and record.result.measurement is not None
+    assert " W over all devices" not in report_html(reported("one", [record]))
+    measurement = replace(record.result.measurement, power_w=900.0, energy_j=1.0, throttling=("power brake",))
+    page = report_html(reported("one", [replace(record, result=replace(record.result, measurement=measurement))]))
+    j_per_sample = 900 / measurement.samples_per_s
+    assert f"; 900 W over all devices, {j_per_sample:.3g} J a sample" in page
+    assert "Clocks were held down (power brake) while this trial was measured" in page
