@@ -234,7 +234,7 @@ class Engine:
                 longest_of=_LONGEST_OF,
             )
             result = self._run_again(best, "confirm", limits)
-            if not result.outcome.teaches:
+            if not result.outcome.teaches or result.is_throttled:
                 result = self._run_again(best, "confirm", limits)
             self._tell_again(self._store.confirm(best, result), "confirm")
 
