@@ -11,6 +11,7 @@ from typing import Protocol
 
 from bo_tuner.budget import Budget, Spent
 from bo_tuner.config import TrainConfig
+from bo_tuner.deadlines import trial_deadline_s
 from bo_tuner.objectives import EventSink, Objective, TrialEvent
 from bo_tuner.open_candidates import OpenCandidates
 from bo_tuner.outcome import TrialLimits, TrialResult
@@ -21,10 +22,6 @@ from bo_tuner.trial import TrialRecord, best_of, launch_noise
 
 __all__ = ["Engine", "Progress", "Snapshot", "StopReason"]
 
-_FIRST_DEADLINE_S = 600.0
-_LEAST_DEADLINE_S = 90.0
-_PATIENCE = 10.0
-"""A trial may take this many times what the slowest rate so far would need."""
 _MOST_FAILURES_IN_A_ROW = 3
 _USUAL_STEPS = 12
 """For the deadline, where the number of steps is not limited."""
@@ -269,13 +266,16 @@ class Engine:
         )
 
     def _deadline_s(self, config: TrainConfig, records: Sequence[TrialRecord]) -> float:
-        """Generous: the longest start so far and all steps at the slowest rate so far, times ten."""
-        rates = [rate for record in records if (rate := record.samples_per_s)]
-        if not rates:
-            return _FIRST_DEADLINE_S
-        starts = [(record.result.phases_s or {}).get("start", 0.0) for record in records if record.result]
-        steps_s = (self._usual_limits.max_steps or _USUAL_STEPS) * config.global_batch(self._n_ranks) / min(rates)
-        return max(_LEAST_DEADLINE_S, _PATIENCE * (max(starts) + steps_s))
+        manifest = self._store.manifest()
+        assert manifest is not None, "a study that is driven has its manifest"
+        return trial_deadline_s(
+            config,
+            records,
+            n_steps=self._usual_limits.max_steps or _USUAL_STEPS,
+            workload=manifest.workload,
+            device=manifest.cluster.device,
+            n_ranks=self._n_ranks,
+        )
 
     def _sink(self, record: TrialRecord, records: Sequence[TrialRecord], purpose: str = "") -> EventSink:
         started = time.monotonic()

@@ -163,11 +163,14 @@ def is_alive(holder: Mapping[str, Any]) -> bool:
     return time.time() - renewed_at < LAPSES_AFTER_S
 
 
-def _process_started(pid: int) -> float | None:
-    import psutil
+def _process_started(pid: int) -> str | None:
+    """Which process it is, beyond its number: the boot and the clock ticks since then at which it started (proc(5)).
 
-    with contextlib.suppress(psutil.Error):
-        process = psutil.Process(pid)
-        if process.status() != psutil.STATUS_ZOMBIE:
-            return round(process.create_time(), 2)
+    Not a time of day: the kernel shifts all of those when the clock is set, and a holder would seem to be another process.
+    """
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        if fields[0] not in ("Z", "X"):
+            return f"{boot} {fields[19]}"
     return None

@@ -264,6 +264,7 @@ class StudyStore:
 
         Raises:
             StudyBusyError: Another process drives the study.
+            StoreError: The storage, or the study's folder, takes no writes.
         """
         lease = Lease(
             study_name=self.name,
@@ -272,7 +273,8 @@ class StudyStore:
             write=lambda entry: self._set_attr(_LEASE_KEY, entry),
             on_renew=self._save_spent,
         )
-        lease.acquire()
+        with self._answers():  # its lock is a file in the study's folder
+            lease.acquire()
         self._lease = lease
         try:
             self._spent_before = self.spent()

@@ -62,6 +62,7 @@ LAYERS = (
         "workload",
         "space",
         "trial",
+        "deadlines",
         "open_candidates",
         "presets",
     },

@@ -200,6 +200,8 @@ class RankGroup:
         """By rank."""
         self.exit_codes: dict[int, int] = {}
         """By rank, of those that ended; a negative one is the signal that ended it."""
+        self.hung_up: set[int] = set()
+        """Ranks whose channel is closed: they have ended, are about to, or cannot be heard any more."""
 
     def poll(self, timeout_s: float) -> list[tuple[int, dict[str, Any]]]:
         """Messages of ranks as (rank, message) that come within `timeout_s`; those of one moment come together.
@@ -215,6 +217,7 @@ class RankGroup:
             message = self._channels[key.data].receive()
             if message is None:
                 self._selector.unregister(key.fileobj)
+                self.hung_up.add(key.data)
             else:
                 messages.append((key.data, message))
         return messages

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from bo_tuner.objectives.launch.channel import Channel
-from bo_tuner.objectives.launch.process import die_with_parent
+from bo_tuner.objectives.launch.process import die_first, die_with_parent
 
 __all__ = ["main"]
 
@@ -18,6 +18,7 @@ def main(arguments: list[str]) -> None:
     """Run one rank."""
     fd, parent_pid, rank, target, spec = arguments
     die_with_parent(int(parent_pid), with_signal=signal.SIGKILL)
+    die_first()
     module, _, name = target.partition(":")
     getattr(importlib.import_module(module), name)(Channel.from_fd(int(fd)), int(rank), Path(spec))
     sys.stdout.flush()

@@ -7,11 +7,15 @@ import ctypes
 import os
 import signal
 import sys
+import time
+from pathlib import Path
 
-__all__ = ["die_with_parent", "end_group", "held_devices"]
+__all__ = ["adopt_orphans", "die_first", "die_with_parent", "end_group", "end_orphans", "held_devices"]
 
 _PR_SET_PDEATHSIG = 1
-"""From linux/prctl.h."""
+_PR_SET_CHILD_SUBREAPER = 36
+"""Both from linux/prctl.h."""
+_LONGEST_END_S = 3.0
 
 
 def die_with_parent(parent_pid: int, *, with_signal: signal.Signals) -> None:
@@ -26,6 +30,42 @@ def die_with_parent(parent_pid: int, *, with_signal: signal.Signals) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent_pid:
         os._exit(1)
+
+
+def die_first() -> None:
+    """Have the kernel choose this process when memory runs out, before those that watch it and all that others run.
+
+    See oom_score_adj in proc(5); anybody may raise it.
+    """
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+
+
+def adopt_orphans() -> None:
+    """Become the parent of all descendants whose own parent ends, also of those in other groups and sessions (prctl(2))."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_orphans() -> None:
+    """Kill and reap every child of this process, and what they leave behind in turn."""
+    deadline = time.monotonic() + _LONGEST_END_S
+    while time.monotonic() < deadline:
+        for pid in _children():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            time.sleep(0.005)
+
+
+def _children() -> list[int]:
+    import psutil
+
+    return [child.pid for child in psutil.Process().children()]
 
 
 def end_group(leader_pid: int) -> None:

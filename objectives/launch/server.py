@@ -16,6 +16,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -24,7 +25,14 @@ from types import FrameType
 from typing import Any
 
 from bo_tuner.objectives.launch.channel import MAX_FDS, Channel
-from bo_tuner.objectives.launch.process import die_with_parent, end_group, held_devices
+from bo_tuner.objectives.launch.process import (
+    adopt_orphans,
+    die_first,
+    die_with_parent,
+    end_group,
+    end_orphans,
+    held_devices,
+)
 
 __all__ = ["main"]
 
@@ -60,6 +68,7 @@ class _Server:
         reason = held_devices()
         self._is_fresh = reason is not None
         self._control.send({"event": "ready", "touched": reason})
+        adopt_orphans()
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         self._serve()
@@ -113,6 +122,8 @@ class _Server:
             os.dup2(log, 1)
             os.dup2(log, 2)
             os.environ.update(request["environments"][rank])
+            tempfile.tempdir = None  # found anew: the rank may have a folder of its own
+            die_first()
             _resolve(request["target"])(Channel.from_fd(fd), rank, Path(request["spec"]))
             code = 0
         except BaseException:  # noqa: BLE001  # a forked child must never return into the server's loop
@@ -154,6 +165,8 @@ class _Server:
             trial, rank = self._children.pop(pid)
             if all(other != trial for other, _ in self._children.values()):
                 end_group(self._leaders.pop(trial))
+                if not self._children:
+                    end_orphans()  # what ranks started in groups of its own
                 _remove(self._leftovers.pop(trial))
             code = os.waitstatus_to_exitcode(status)
             self._control.send({"event": "exited", "trial": trial, "rank": rank, "code": code})
@@ -172,6 +185,7 @@ class _Server:
                 pid, _ = os.waitpid(-1, os.WNOHANG)
                 if pid == 0:
                     time.sleep(0.005)
+        end_orphans()
         for patterns in self._leftovers.values():
             _remove(patterns)
         shutil.rmtree(self._run_dir, ignore_errors=True)

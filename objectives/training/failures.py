@@ -1,16 +1,16 @@
-"""Why a rank failed: decided in the rank by class and message of the exception, and by exit codes outside it."""
+"""Why a rank failed: decided in the rank by class and message of the exception itself, and by exit codes outside it."""
 
 from __future__ import annotations
 
+import errno
 import re
 import signal
 from dataclasses import dataclass
-from pathlib import Path
 
 from bo_tuner.outcome import Outcome
 from bo_tuner.text import gib
 
-__all__ = ["RankFailure", "ending_of", "kernel_oom_kills", "of_exception", "of_exit"]
+__all__ = ["RankFailure", "ending_of", "of_exception", "of_exit"]
 
 _CPU_REFUSAL = re.compile(
     r"DefaultCPUAllocator: (?:can't|not enough|couldn't)[^:]*(?:: you tried to allocate (\d+) bytes)?"
@@ -19,7 +19,17 @@ _CPU_REFUSAL = re.compile(
 _CUDA_REQUEST = re.compile(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
 _CUDA_ROUNDING_BYTES = 6 * 2**20
 """torch tells the size of a request in hundredths, of GiB too."""
-_CUDA_LIBRARY_REFUSALS = ("CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory", "Cuda failure 2 'out of memory'")
+_CUDA_LIBRARY_REFUSALS = (
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUSOLVER_STATUS_ALLOC_FAILED",
+    "CUDA error: out of memory",
+    "Cuda failure 2 'out of memory'",
+    "Cuda failure 'out of memory'",
+)
+"""In the words of cuBLAS, cuDNN, cuSOLVER, the CUDA runtime, and NCCL of two generations."""
+_LOST_PEER = re.compile(r"gloo/\S+\.cc:\d+\]")
+"""gloo, too, raises a plain RuntimeError, which begins with the place in its source: a peer hung up, or did not answer."""
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
@@ -31,6 +41,8 @@ class RankFailure:
     reason: str
     requested_bytes: int | None = None
     """Size of the request that was refused."""
+    is_consequence: bool = False
+    """A collective broke, as it does when another rank has ended: the cause is there, if it can be found."""
 
 
 def of_exception(error: BaseException, *, phase: str, cap_bytes: int | None = None) -> RankFailure:
@@ -56,7 +68,9 @@ def of_exception(error: BaseException, *, phase: str, cap_bytes: int | None = No
         outcome = Outcome.GUARDED if over_cap else Outcome.OOM
         return RankFailure(outcome=outcome, reason=_short(text), requested_bytes=requested)
     if isinstance(error, MemoryError):
-        return RankFailure(outcome=Outcome.OOM, reason=f"Python was refused memory: {_short(text)}")
+        return RankFailure(outcome=Outcome.OOM, reason=f"Python was refused memory: {_short(text)}".removesuffix(": "))
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        return RankFailure(outcome=Outcome.OOM, reason=f"the system refused memory: {_short(text)}")
     if isinstance(error, RuntimeError):
         refusal = _CPU_REFUSAL.search(text)
         if refusal:
@@ -69,9 +83,14 @@ def of_exception(error: BaseException, *, phase: str, cap_bytes: int | None = No
             return RankFailure(outcome=Outcome.OOM, reason=_short(text))
     if phase == "initialize" and isinstance(error, AssertionError | ValueError | NotImplementedError):
         return RankFailure(outcome=Outcome.REJECTED, reason=f"DeepSpeed refuses it: {_short(text)}")
+    is_consequence = isinstance(error, torch.distributed.DistError) or (
+        isinstance(error, RuntimeError) and _LOST_PEER.search(text) is not None
+    )
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
     return RankFailure(
-        outcome=Outcome.FAILED, reason=f"{type(error).__name__} in {phase}: {_short(text)}{_short(notes)}"
+        outcome=Outcome.FAILED,
+        reason=f"{type(error).__name__} in {phase}: {_short(text)}{_short(notes)}",
+        is_consequence=is_consequence,
     )
 
 
@@ -81,11 +100,12 @@ def of_exit(code: int, *, rank: int, n_oom_kills: int) -> RankFailure:
     Args:
         code: Its exit code; a negative one is the signal that ended it.
         rank: Which one.
-        n_oom_kills: Processes that the kernel killed for memory since the trial began.
+        n_oom_kills: Processes that the kernel killed for memory where the ranks run, since the trial began.
     """
     if code == -signal.SIGKILL and n_oom_kills > 0:
         return RankFailure(
-            outcome=Outcome.HOST_OOM, reason=f"the kernel killed rank {rank}: the machine is out of memory"
+            outcome=Outcome.HOST_OOM,
+            reason=f"the kernel killed rank {rank}: the machine is out of memory, or its control group is",
         )
     return RankFailure(outcome=Outcome.FAILED, reason=f"rank {rank} {ending_of(code)}")
 
@@ -95,17 +115,11 @@ def ending_of(code: int) -> str:
     if code >= 0:
         return f"ended with exit code {code} and said nothing"
     try:
-        return f"was ended by {signal.Signals(-code).name}"
+        name = signal.Signals(-code).name
     except ValueError:
-        return f"was ended by signal {-code}"
-
-
-def kernel_oom_kills() -> int:
-    """How many processes the kernel has killed for memory since boot; 0 where it does not count them."""
-    for line in Path("/proc/vmstat").read_text(encoding="ascii").splitlines():
-        if line.startswith("oom_kill "):
-            return int(line.split()[1])
-    return 0
+        name = f"signal {-code}"
+    # Shared memory is handed out when it is touched: where there is none left, that is how a process learns of it.
+    return f"was ended by {name}" + ("; is /dev/shm full?" if code == -signal.SIGBUS else "")
 
 
 def _one_line(error: BaseException) -> str:

@@ -21,7 +21,9 @@ from bo_tuner.objectives.launch import ForkServer
 from bo_tuner.objectives.memory import Baseline
 from bo_tuner.objectives.training import extensions
 from bo_tuner.objectives.training.deepspeed_backend import deepspeed_config
+from bo_tuner.objectives.training.pulse import Pulses
 from bo_tuner.objectives.training.rank import PRELOAD
+from bo_tuner.objectives.training.silence import LEAST_S, Patience, SignsOfLife
 from bo_tuner.objectives.training.sources import JobSources, job_of
 from bo_tuner.objectives.training.watch import TrialWatch
 from bo_tuner.outcome import TrialLimits, TrialResult
@@ -30,6 +32,9 @@ from bo_tuner.workload import Workload
 __all__ = ["TrainingObjective", "rank_environment", "training_server"]
 
 _LOG_LINES = 40
+_RANK = "bo_tuner.objectives.training.rank:run_rank"
+_KERNEL_CACHES = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
+"""Kernels compiled in one trial serve the next, and killed compilers harm nobody else."""
 _DRAW_STRIDE = 7919
 """Between the seeds of two draws, so that draws of neighbouring seeds do not meet."""
 
@@ -48,6 +53,9 @@ def training_server(cluster: Cluster) -> ForkServer:
     server = ForkServer(preload=PRELOAD, prepare="bo_tuner.objectives.training.rank:prepare", environment=environment)
     try:
         server.environment["TORCH_EXTENSIONS_DIR"] = str(extensions.private_copy(server.run_dir))
+        for name, folder in _KERNEL_CACHES.items():
+            (server.run_dir / folder).mkdir(mode=0o700)
+            server.environment[name] = str(server.run_dir / folder)
     except BaseException:
         server.close()
         raise
@@ -84,6 +92,8 @@ class TrainingObjective:
         sources: JobSources | None = None,
         longest_wait_s: float = 120.0,
         baseline: Baseline | None = None,
+        least_silence_s: float = LEAST_S,
+        rank: str = _RANK,
     ) -> None:
         """Measure `workload` on `cluster` with ranks of `server`.
 
@@ -96,6 +106,8 @@ class TrainingObjective:
             sources: Where ranks find model, data and optimizer; None follows from `workload`.
             longest_wait_s: Seconds that the user's data may take to give a micro-batch.
             baseline: Of the GPUs; None for one that is read before the first trial.
+            least_silence_s: A rank that gives no sign of life for less than this is not taken for hung.
+            rank: `module:function` that each rank runs; another than the default is for tests, which break it.
         """
         self._baseline = baseline or Baseline()
         self._sources = sources or JobSources.of(workload, server.run_dir)
@@ -105,6 +117,13 @@ class TrainingObjective:
         self._server = server
         self._log_dir = log_dir
         self._seed = seed
+        self._rank = rank
+        self._patience = Patience(
+            workload,
+            cluster,
+            least_s=least_silence_s,
+            longest_wait_s=longest_wait_s if self._sources.data else 0.0,
+        )
         self._n_trials = 0
 
     def __call__(self, config: TrainConfig, *, limits: TrialLimits, on_event: EventSink) -> TrialResult:
@@ -123,9 +142,10 @@ class TrainingObjective:
         self._server.start()
         self._n_trials += 1
         trial_dir = self._server.run_dir / f"trial-{self._n_trials}"
-        trial_dir.mkdir(mode=0o700)
+        (trial_dir / "tmp").mkdir(mode=0o700, parents=True)
         try:
-            return self._run(config, limits, on_event, trial_dir, devices)
+            with contextlib.closing(Pulses(n_ranks=self._cluster.n_ranks, now=time.monotonic())) as pulses:
+                return self._run(config, limits, on_event, trial_dir, devices, pulses)
         finally:
             shutil.rmtree(trial_dir, ignore_errors=True)
 
@@ -136,6 +156,7 @@ class TrainingObjective:
         on_event: EventSink,
         trial_dir: Path,
         devices: Sequence[Device],
+        pulses: Pulses,
     ) -> TrialResult:
         n_ranks = self._cluster.n_ranks
         extensions.remove_locks(Path(self._server.environment["TORCH_EXTENSIONS_DIR"]))
@@ -144,17 +165,26 @@ class TrainingObjective:
         for log in logs:
             log.unlink(missing_ok=True)
         spec = trial_dir / "spec.json"
-        spec.write_text(json.dumps(self._spec(config, limits, trial_dir)), encoding="utf-8")
+        spec.write_text(json.dumps(self._spec(config, limits, trial_dir, pulses.file)), encoding="utf-8")
         port = _free_port()
         started = time.monotonic()
         group = self._server.launch(
-            "bo_tuner.objectives.training.rank:run_rank",
+            self._rank,
             spec=spec,
-            environments=[self._environment(rank, port) for rank in range(n_ranks)],
+            environments=[self._environment(rank, port, trial_dir) for rank in range(n_ranks)],
             logs=logs,
             leftovers=[_shared_memory(port)],
         )
-        watch = TrialWatch(group, config, limits, on_event, cluster=self._cluster, started=started, devices=devices)
+        watch = TrialWatch(
+            group,
+            config,
+            limits,
+            on_event,
+            cluster=self._cluster,
+            started=started,
+            devices=devices,
+            life=SignsOfLife(pulses, self._patience, config, group.pids, _stack_files(trial_dir, n_ranks)),
+        )
         try:
             watch.run()
         finally:
@@ -165,7 +195,7 @@ class TrainingObjective:
             seq_len=self._workload.seq_len, teardown_s=now - ended, wall_s=now - started, log_tail=_tail(logs)
         )
 
-    def _spec(self, config: TrainConfig, limits: TrialLimits, trial_dir: Path) -> dict[str, Any]:
+    def _spec(self, config: TrainConfig, limits: TrialLimits, trial_dir: Path, pulse: Path) -> dict[str, Any]:
         return {
             "job": job_of(self._sources, config, self._workload, seed=self._seed_of(limits.data_draw)),
             "longest_of": limits.longest_of if self._sources.data else 0,
@@ -176,12 +206,14 @@ class TrainingObjective:
             # torch's cap on each rank's GPU: what was there before is not the rank's to use.
             "cap_bytes": [limits.memory_bytes - n_bytes for n_bytes in self._baseline.held],
             "rendezvous": str(trial_dir / "rendezvous"),
+            "pulse": str(pulse),
+            "stacks": [str(file) for file in _stack_files(trial_dir, self._cluster.n_ranks)],
         }
 
     def _seed_of(self, draw: int) -> int:
         return (self._seed + draw * _DRAW_STRIDE) % 2**32  # users' random numbers take no larger ones
 
-    def _environment(self, rank: int, port: int) -> dict[str, str]:
+    def _environment(self, rank: int, port: int, trial_dir: Path) -> dict[str, str]:
         return {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
@@ -190,7 +222,12 @@ class TrainingObjective:
             "MASTER_ADDR": "127.0.0.1",
             # Ranks meet through a file; DeepSpeed names shared memory by this.
             "MASTER_PORT": str(port),
+            "TMPDIR": str(trial_dir / "tmp"),
         }
+
+
+def _stack_files(trial_dir: Path, n_ranks: int) -> list[Path]:
+    return [trial_dir / f"stack{rank}" for rank in range(n_ranks)]
 
 
 def _free_port() -> int:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import faulthandler
+import contextlib
 import json
 import os
-import signal
-import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -17,6 +15,8 @@ from bo_tuner.objectives.launch.channel import Channel
 from bo_tuner.objectives.memory import OwnPeak
 from bo_tuner.objectives.training import extensions
 from bo_tuner.objectives.training.failures import RankFailure, of_exception
+from bo_tuner.objectives.training.pulse import Heart
+from bo_tuner.objectives.training.stacks import dump_on_signal
 from bo_tuner.outcome import Outcome
 
 __all__ = ["prepare", "run_rank"]
@@ -56,45 +56,48 @@ def prepare() -> None:
 
 def run_rank(channel: Channel, rank: int, spec_file: Path) -> None:
     """Run one rank; never returns before it is killed or has failed."""
-    faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
     spec: dict[str, Any] = json.loads(spec_file.read_text(encoding="utf-8"))
+    dump_on_signal(Path(spec["stacks"][rank]))
+    heart = Heart(Path(spec["pulse"]), rank)
     phase = "model"
 
     def enter(name: str) -> None:
         nonlocal phase
         phase = name
+        heart.beat()
         channel.send({"event": "phase", "phase": name})
 
     try:
-        _train(channel, rank, spec, enter)
-    except BrokenPipeError:
-        return  # the supervisor has gone
+        _train(channel, rank, spec, enter, heart)
     except (Exception, SystemExit) as error:  # noqa: BLE001  # every end of a rank is judged and reported
+        ended_at = time.monotonic()
         traceback.print_exc()
         failure = of_exception(
             error, phase=phase, cap_bytes=spec["cap_bytes"][rank] if spec["device"] == "cuda" else None
         )
-        _tell_failure(channel, failure)
+        with contextlib.suppress(OSError):  # the supervisor has gone, or hears that the channel is closed
+            _tell_failure(channel, failure, ended_at)
 
 
 def _tell_late(channel: Channel, spec: Mapping[str, Any]) -> None:
     reason = f"the data gave no micro-batch for {spec['longest_wait_s']:g} s (--data-timeout)"
-    _tell_failure(channel, RankFailure(outcome=Outcome.TIMEOUT, reason=reason))
+    _tell_failure(channel, RankFailure(outcome=Outcome.TIMEOUT, reason=reason), time.monotonic())
 
 
-def _tell_failure(channel: Channel, failure: RankFailure) -> None:
+def _tell_failure(channel: Channel, failure: RankFailure, at: float) -> None:
     channel.send(
         {
             "event": "failed",
-            "at": time.monotonic(),
+            "at": at,
             "outcome": failure.outcome.value,
             "reason": failure.reason,
             "requested_bytes": failure.requested_bytes,
+            "is_consequence": failure.is_consequence,
         }
     )
 
 
-def _train(channel: Channel, rank: int, spec: Mapping[str, Any], enter: Callable[[str], None]) -> None:
+def _train(channel: Channel, rank: int, spec: Mapping[str, Any], enter: Callable[[str], None], heart: Heart) -> None:
     import torch
 
     from bo_tuner.objectives.training import job
@@ -110,6 +113,9 @@ def _train(channel: Channel, rank: int, spec: Mapping[str, Any], enter: Callable
     job.join_group(device, init_method=f"file://{spec['rendezvous']}", rank=rank, world_size=spec["n_ranks"])
     ds_config, the_job = spec["ds_config"], spec["job"]
     model = job.place_model(the_job, ds_config, device=device)
+    # Forward begins and ends at a mark: in a pipeline no data is fetched between the first stage and the last.
+    model.register_forward_pre_hook(heart.beat)
+    model.register_forward_hook(heart.beat)
     enter("initialize")
     engine = job.build_engine(model, ds_config, optimizer=the_job["optimizer"])
     enter("data")
@@ -119,7 +125,9 @@ def _train(channel: Channel, rank: int, spec: Mapping[str, Any], enter: Callable
         rank=rank,
         world_size=spec["n_ranks"],
     )
-    data = job.Watched(batches, longest_s=spec["longest_wait_s"], on_late=lambda: _tell_late(channel, spec))
+    data = job.Watched(
+        heart.beating(batches), longest_s=spec["longest_wait_s"], on_late=lambda: _tell_late(channel, spec)
+    )
     accum = ds_config["gradient_accumulation_steps"]
     # Twice, since the optimizer's state is there only from the second step on.
     data.fetch_first(longest_of=spec["longest_of"], times=2 * accum)
@@ -133,6 +141,7 @@ def _train(channel: Channel, rank: int, spec: Mapping[str, Any], enter: Callable
                 error.add_note(f"the first batch was {data.first}")
             raise
         step += 1
+        heart.beat()
         channel.send(
             {
                 "event": "step",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -16,8 +14,11 @@ from bo_tuner.nvml import Device
 from bo_tuner.objectives.base import EventSink, TrialEvent
 from bo_tuner.objectives.launch import RankGroup
 from bo_tuner.objectives.memory import Conditions, ConditionsTold, DeviceProbe, HostProbe, MemoryGuard, MemoryReading
-from bo_tuner.objectives.training.failures import RankFailure, kernel_oom_kills, of_exit
+from bo_tuner.objectives.training.failures import RankFailure
+from bo_tuner.objectives.training.oom_kills import OomKills
+from bo_tuner.objectives.training.silence import SignsOfLife
 from bo_tuner.objectives.training.stopping import RankStep, StoppingRule
+from bo_tuner.objectives.training.verdict import Verdict
 from bo_tuner.outcome import Measurement, Outcome, TrialLimits, TrialResult
 from bo_tuner.text import gib, rate
 
@@ -44,8 +45,10 @@ class TrialWatch:
         cluster: Cluster,
         started: float,
         devices: Sequence[Device] = (),
+        life: SignsOfLife | None = None,
     ) -> None:
-        """Follow the ranks of `group`, launched at `started` of `time.monotonic`; `devices` are their GPUs, one a rank."""
+        """Follow the ranks of `group`, launched at `started` of `time.monotonic`; `devices` are their GPUs, one a rank;
+        `life` is None for ranks that make no marks."""
         self._group = group
         self._config = config
         self._limits = limits
@@ -62,8 +65,11 @@ class TrialWatch:
         self._peaks = dict.fromkeys(range(cluster.n_ranks), 0)
         self._is_loss_finite = True
         self._failure: RankFailure | None = None
-        self._failed_at = float("inf")
-        self._oom_kills_before = kernel_oom_kills()
+        self._oom_kills = OomKills()
+        self._verdict = Verdict(n_ranks=cluster.n_ranks, n_oom_kills=self._oom_kills.since)
+        for pid in group.pids:
+            self._oom_kills.note(pid)
+        self._life = life
         self._train_began: float | None = None
         self._warm_at: float | None = None
         self._ended = started
@@ -74,38 +80,39 @@ class TrialWatch:
         deadline = self._started + self._limits.deadline_s
         self._tell()
         while self._failure is None and not self._rule.is_done:
-            for rank, message in self._group.poll(max(self._look_at - time.monotonic(), 0.0)):
+            for rank, message in self._group.poll(self._until_look_s()):
                 self._take(rank, message)
             if self._failure is None:
-                self._check_exits()
-            if self._failure is None and not self._rule.is_done:
+                self._check_ends()
+            if self._failure is None and not self._rule.is_done and not self._verdict.is_pending:
                 self._check_memory()
                 if time.monotonic() - self._told_at > _TELL_EVERY_S:
                     self._tell()
-                if time.monotonic() > deadline:
-                    self._time_out()
+                self._check_time(deadline)
         with contextlib.suppress(DriverError):  # the steps are measured
             self._conditions.sample(is_last=True)
         self._ended = time.monotonic()
+        if self._failure is None and self._life is not None:
+            self._life.learn()
+
+    def _until_look_s(self) -> float:
+        # Memory is not looked at any more once there is a sign of failure.
+        return _POLL_S if self._verdict.is_pending else max(self._look_at - time.monotonic(), 0.0)
 
     def _take(self, rank: int, message: Mapping[str, Any]) -> None:
         match message["event"]:
             case "baseline":
                 self._baselines[rank] = int(message["bytes"])
+                self._oom_kills.note(self._group.pids[rank])  # whoever manages jobs may have put it into another group
             case "phase":
                 if message["phase"] == "train" and self._train_began is None:
                     self._train_began = time.monotonic()
+                    if self._life is not None:
+                        self._life.start_ended(self._train_began)
             case "step":
                 self._take_step(rank, message)
             case _:
-                # The rank that fails first is the cause; what its peers meet in their collectives follows from it.
-                if message["at"] < self._failed_at:
-                    self._failed_at = message["at"]
-                    self._failure = RankFailure(
-                        outcome=Outcome(message["outcome"]),
-                        reason=f"rank {rank}: {message['reason']}",
-                        requested_bytes=message["requested_bytes"],
-                    )
+                self._verdict.told(rank, message)
 
     def _take_step(self, rank: int, message: Mapping[str, Any]) -> None:
         before = self._rule.n_finished
@@ -119,11 +126,13 @@ class TrialWatch:
         if self._rule.n_finished > before:
             self._tell()
 
-    def _check_exits(self) -> None:
+    def _check_ends(self) -> None:
+        now = time.monotonic()
+        for rank in self._group.hung_up:
+            self._verdict.hung_up(rank, now=now)
         for rank, code in self._group.exit_codes.items():
-            if self._failure is None:
-                kills = kernel_oom_kills() - self._oom_kills_before
-                self._failure = of_exit(code, rank=rank, n_oom_kills=kills)
+            self._verdict.exited(rank, code, now=now)
+        self._failure = self._verdict.decide(now)
 
     def _check_memory(self) -> None:
         now = time.monotonic()
@@ -149,16 +158,15 @@ class TrialWatch:
             reason=f"rank {breach.rank} used {used}, over the limit of {gib(self._limits.memory_bytes)}",
         )
 
-    def _time_out(self) -> None:
-        doing = f"in step {self._rule.n_finished + 1}" if self._train_began else "before its first step"
-        self._failure = RankFailure(
-            outcome=Outcome.TIMEOUT,
-            reason=f"not done after {self._limits.deadline_s:.0f} s, still {doing}; stacks are in the trial's log",
-        )
-        for pid in self._group.pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGUSR1)  # faulthandler writes the stack to the log
-        time.sleep(0.3)
+    def _check_time(self, deadline: float) -> None:
+        now = time.monotonic()
+        reason = self._life.silence(now, n_steps=self._rule.n_finished) if self._life is not None else None
+        if reason is None and now > deadline:
+            doing = f"in step {self._rule.n_finished + 1}" if self._train_began else "before its first step"
+            where = f": {self._life.where()}" if self._life is not None else ""
+            reason = f"not done after {self._limits.deadline_s:.0f} s, still {doing}{where}"
+        if reason is not None:
+            self._failure = RankFailure(outcome=Outcome.TIMEOUT, reason=reason)
 
     def _tell(self) -> None:
         self._told_at = time.monotonic()
@@ -194,6 +202,7 @@ class TrialWatch:
                 throttling=told.throttling,
             )
         began, warm = self._train_began or self._ended, self._warm_at or self._ended
+        stacks = self._life.stack_lines() if self._life is not None else []
         return TrialResult(
             outcome=failure.outcome if failure else Outcome.COMPLETE if bound is None else Outcome.PRUNED,
             reason=failure.reason if failure else "; ".join(self._remarks(told.throttling)),
@@ -210,7 +219,7 @@ class TrialWatch:
                 "measure": self._ended - warm,
                 "teardown": teardown_s,
             },
-            log_tail=log_tail if failure else "",
+            log_tail="\n".join([log_tail, *stacks]) if failure else "",
         )
 
     def _remarks(self, throttling: tuple[str, ...]) -> Iterator[str]:

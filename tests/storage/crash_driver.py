@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -64,19 +65,26 @@ class SilentProgress:
 class JournalObjective:
     """The same result for a config whenever it runs."""
 
-    def __init__(self, folder: Path, journal: Path, *, fill_disk_at: int | None) -> None:
+    def __init__(
+        self, folder: Path, journal: Path, *, fill_disk_at: int | None, run_at: tuple[int, str] | None, trial_s: float
+    ) -> None:
         self._folder = folder
         self._journal = journal
         self._fill_disk_at = fill_disk_at
+        self._run_at = run_at
+        self._trial_s = trial_s
 
     def __call__(self, config: TrainConfig, *, limits: TrialLimits, on_event: EventSink) -> TrialResult:
         with open(self._journal, "a", encoding="ascii") as journal:
             journal.write(f"{config.name}\n")
             journal.flush()
             os.fsync(journal.fileno())
-        time.sleep(TRIAL_S)
-        if self._fill_disk_at == len(self._journal.read_text(encoding="ascii").splitlines()):
+        time.sleep(self._trial_s)
+        n_calls = len(self._journal.read_text(encoding="ascii").splitlines())
+        if self._fill_disk_at == n_calls:
             self._fill_disk()
+        if self._run_at is not None and self._run_at[0] == n_calls:
+            subprocess.run(self._run_at[1].split(), check=True)
         return result_of(config)
 
     def _fill_disk(self) -> None:
@@ -216,7 +224,13 @@ def drive(options: argparse.Namespace, death: str = "") -> None:
             store=store,
             sampler=make_sampler(options.sampler, candidates, seed=options.seed),
             candidates=candidates,
-            objective=JournalObjective(options.folder, options.journal, fill_disk_at=options.fill_disk_at),
+            objective=JournalObjective(
+                options.folder,
+                options.journal,
+                fill_disk_at=options.fill_disk_at,
+                run_at=(int(options.run_at[0]), options.run_at[1]) if options.run_at else None,
+                trial_s=options.trial_s,
+            ),
             budget=Budget(trials=options.budget),
             memory_bytes=8 * _GIB,
             n_ranks=2,
@@ -247,6 +261,10 @@ def main() -> int:
     parser.add_argument("--sampler", default="random")
     parser.add_argument("--die-at", nargs="*", default=[], help="POINT:NTH of each run before the last")
     parser.add_argument("--fill-disk-at", type=int, help="the call of the objective that fills the disk")
+    parser.add_argument(
+        "--run-at", nargs=2, metavar=("CALL", "COMMAND"), help="at this call of the objective, run a command"
+    )
+    parser.add_argument("--trial-s", type=float, default=TRIAL_S)
     options = parser.parse_args()
     try:
         for death in options.die_at:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -47,6 +50,31 @@ def raise_error(channel: Channel, rank: int, spec: Path) -> None:
 def crash(channel: Channel, rank: int, spec: Path) -> None:
     """End by a segmentation fault."""
     os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def surroundings(channel: Channel, rank: int, spec: Path) -> None:
+    """Tell what the kernel would kill, and where temporary files go."""
+    channel.send(
+        {
+            "oom_score": Path("/proc/self/oom_score_adj").read_text(encoding="ascii").strip(),
+            "temporary": tempfile.gettempdir(),
+        }
+    )
+    time.sleep(3600)
+
+
+def disown(channel: Channel, rank: int, spec: Path) -> None:
+    """Start a process that a signal to the group does not reach, and tell which."""
+    own = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], start_new_session=True)
+    channel.send({"pid": own.pid})
+    time.sleep(3600)
+
+
+def hang_up(channel: Channel, rank: int, spec: Path) -> None:
+    """Rank 0 closes its channel and lives on."""
+    if rank == 0:
+        channel.close()
+    time.sleep(3600)
 
 
 def meet_alone(channel: Channel, rank: int, spec: Path) -> None:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +30,15 @@ def light_server() -> Iterator[ForkServer]:
         yield server
 
 
-def launch(server: ForkServer, name: str, *, n_ranks: int = 2, text: str = "") -> RankGroup:
+def launch(
+    server: ForkServer, name: str, *, n_ranks: int = 2, text: str = "", environment: Mapping[str, str] | None = None
+) -> RankGroup:
     spec = server.run_dir / "spec"
     spec.write_text(text, encoding="utf-8")
     return server.launch(
         f"misbehave:{name}",
         spec=spec,
-        environments=[{"MARK": f"rank {rank}"} for rank in range(n_ranks)],
+        environments=[{"MARK": f"rank {rank}", **(environment or {})} for rank in range(n_ranks)],
         logs=[server.run_dir / f"{name}{rank}.log" for rank in range(n_ranks)],
     )
 
@@ -69,6 +71,33 @@ def test_each_rank_has_its_environment_its_log_and_only_its_own_socket(light_ser
     assert told[0]["n_sockets"] == told[1]["n_sockets"] == 1
     assert "rank 1 was here" in (light_server.run_dir / "environment1.log").read_text()
     assert group.exit_codes == {0: 0, 1: 0}
+
+
+def test_a_rank_is_the_first_to_go_when_memory_runs_out_and_has_its_own_folder_for_temporary_files(
+    light_server: ForkServer, tmp_path: Path
+) -> None:
+    group = launch(light_server, "surroundings", n_ranks=1, environment={"TMPDIR": str(tmp_path)})
+    told = messages(group, 1)
+    group.kill()
+    assert told[0] == {"oom_score": "1000", "temporary": str(tmp_path)}
+    assert Path("/proc/self/oom_score_adj").read_text().strip() != "1000"
+
+
+def test_what_a_rank_started_in_a_session_of_its_own_ends_with_the_ranks(light_server: ForkServer) -> None:
+    group = launch(light_server, "disown")
+    told = messages(group, 2)
+    group.kill()
+    wait_until_gone([told[rank]["pid"] for rank in (0, 1)], within_s=10)
+
+
+def test_a_rank_that_closes_its_channel_is_known_to_have_hung_up(light_server: ForkServer) -> None:
+    group = launch(light_server, "hang_up", n_ranks=2)
+    deadline = time.monotonic() + 20
+    while not group.hung_up and time.monotonic() < deadline:
+        group.poll(0.1)
+    assert group.hung_up == {0}
+    assert group.exit_codes == {}
+    group.kill()
 
 
 def test_ranks_share_a_process_group_of_their_own(light_server: ForkServer) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 
 import pytest
 import torch
 
-from bo_tuner.objectives.training.failures import kernel_oom_kills, of_exception, of_exit
+from bo_tuner.objectives.training.failures import of_exception, of_exit
 from bo_tuner.outcome import Outcome
 
 GIB = 2**30
@@ -40,6 +41,8 @@ def test_a_cuda_refusal_that_our_cap_explains_is_guarded() -> None:
     "error",
     [
         MemoryError(),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        torch.distributed.DistBackendError("NCCL error ... ncclUnhandledCudaError ... Cuda failure 2 'out of memory'"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
         RuntimeError("NCCL Error 1: unhandled cuda error ... Cuda failure 2 'out of memory'"),
     ],
@@ -71,6 +74,7 @@ def test_a_long_message_is_one_short_line() -> None:
     [
         (-signal.SIGKILL, 1, Outcome.HOST_OOM, "the kernel killed rank 1"),
         (-signal.SIGKILL, 0, Outcome.FAILED, "SIGKILL"),
+        (-signal.SIGBUS, 1, Outcome.FAILED, "SIGBUS; is /dev/shm full?"),
         (-signal.SIGSEGV, 1, Outcome.FAILED, "SIGSEGV"),
         (-64, 0, Outcome.FAILED, "SIGRTMAX"),
         (3, 0, Outcome.FAILED, "exit code 3"),
@@ -82,5 +86,17 @@ def test_a_silent_end_is_judged_by_its_code(code: int, n_oom_kills: int, outcome
     assert text in failure.reason
 
 
-def test_the_kernel_counts_its_kills() -> None:
-    assert kernel_oom_kills() >= 0
+@pytest.mark.parametrize(
+    ("error", "is_consequence"),
+    [
+        (RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer"), True),
+        (torch.distributed.DistBackendError("NCCL error: remote process exited or there was a network error"), True),
+        (torch.distributed.DistNetworkError("Connection reset by peer"), True),
+        (RuntimeError("Connection closed by peer"), False),
+        (ConnectionResetError("Connection reset by peer"), False),
+    ],
+)
+def test_a_broken_collective_is_the_consequence_of_something_else(error: Exception, is_consequence: bool) -> None:
+    failure = of_exception(error, phase="train")
+    assert failure.outcome is Outcome.FAILED
+    assert failure.is_consequence is is_consequence
