@@ -37,7 +37,11 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     config = TrainConfig(
         zero_stage=options.zero_stage, micro_batch_size=options.micro_batch, grad_accum_steps=options.accumulation
     )
-    limits = TrialLimits(memory_bytes=int(0.92 * cluster.memory_bytes))
+    limits = TrialLimits(
+        memory_bytes=int(0.92 * cluster.memory_bytes),
+        max_steps=options.max_steps,
+        precision_target=options.precision_target,
+    )
     with tempfile.TemporaryDirectory() as folder, training_server(cluster) as server:
         facts = model_facts(workload, server, device=cluster.device)
         workload = replace(workload, n_parameters=facts.n_parameters, structure=facts.structure)
@@ -125,6 +129,8 @@ def main() -> None:
     parser.add_argument("--micro-batch", type=int, default=4, help="default: 4")
     parser.add_argument("--accumulation", type=int, default=2, help="default: 2")
     parser.add_argument("--runs", type=int, default=10, help="default: 10")
+    parser.add_argument("--max-steps", type=int, default=None, help="as bo-tuner tune takes it")
+    parser.add_argument("--precision-target", type=float, default=0.02, help="default: 0.02")
     parser.add_argument("--ranks", type=int, default=None, help="default: all GPUs, or 2 CPU ranks")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--json", action="store_true", help="print JSON for programs")
