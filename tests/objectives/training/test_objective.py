@@ -169,6 +169,17 @@ def test_a_trial_that_cannot_reach_the_incumbent_ends_as_pruned_with_its_bound(
     assert len(result.rank_peaks_bytes) == 2 and min(result.rank_peaks_bytes) > 0
 
 
+def test_a_loss_that_is_not_finite_is_said_and_is_no_failure(
+    workload: Workload, cluster: Cluster, server: ForkServer, tmp_path: Path
+) -> None:
+    file = tmp_path / "wild.py"
+    file.write_text("import torch\ndef wild(p): return torch.optim.SGD(p, lr=1e30)\n", encoding="utf-8")
+    result = run(replace(workload, optimizer=f"{file}:wild"), cluster, server, tmp_path)
+    assert result.outcome is Outcome.COMPLETE, f"{result.reason}\n{result.log_tail}"
+    assert "the loss was not finite" in result.reason
+    assert result.measurement is not None and not result.measurement.is_loss_finite
+
+
 def test_a_rank_over_the_limit_ends_the_trial_as_guarded(
     workload: Workload, cluster: Cluster, server: ForkServer, tmp_path: Path
 ) -> None:
