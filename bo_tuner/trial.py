@@ -135,6 +135,7 @@ class TrialRecord:
             "engine_samples_per_s": _finite(measurement.engine_samples_per_s) if measurement else None,
             "bound_samples_per_s": self.result.bound_samples_per_s if self.result else None,
             "fits_today": self.fits_today,
+            "standing_samples_per_s": self.standing_samples_per_s,
             "confirmed": self.is_confirmed,
             "confirmation": {
                 "outcome": again.outcome.value,

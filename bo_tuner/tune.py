@@ -202,7 +202,7 @@ def tune(
         recompute: Whether activations are recomputed: `both` tries it, `on`, `off`.
         sampler: `tpe`, `random` or `grid`.
         precision_target: A trial ends once the 95 % interval of its median step time is narrower than this fraction of it ("2%").
-        max_steps: Optimizer steps of a trial at most, warm-up included; None for as many as 8 s hold, from 6 to 100.
+        max_steps: Optimizer steps of a trial at most, warm-up included; None for as many as 4 s hold, from 6 to 100.
         confirm: The first config that completes is repeated, to learn what launches differ by (in studies of eight trials or more), and
             the winner is run again, longer; where it does not hold what it promised, the next one is.
         seed: Of the sampler and the synthetic data.

@@ -29,6 +29,7 @@ ROW_KEYS = [
     "engine_samples_per_s",
     "bound_samples_per_s",
     "fits_today",
+    "standing_samples_per_s",
     "confirmed",
     "confirmation",
 ]
@@ -97,6 +98,7 @@ def test_the_row_of_a_complete_trial_has_its_numbers() -> None:
         "engine_samples_per_s": 128.0,
         "bound_samples_per_s": None,
         "fits_today": True,
+        "standing_samples_per_s": 128.0,
         "confirmed": None,
         "confirmation": None,
     }

@@ -82,7 +82,7 @@ def tune(
     ] = "2%",
     max_steps: Annotated[
         int | None,
-        typer.Option(help="Optimizer steps of a trial at most.", show_default="as 8 s hold, from 6 to 100"),
+        typer.Option(help="Optimizer steps of a trial at most.", show_default="as 4 s hold, from 6 to 100"),
     ] = None,
     confirm: Annotated[
         bool, typer.Option(help="Repeat the first config, and confirm the winner by a longer run.")

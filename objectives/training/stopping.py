@@ -12,7 +12,7 @@ from bo_tuner.precision import median_interval, settled_from
 
 __all__ = ["RankStep", "StoppingRule"]
 
-_ENOUGH_S = 8.0
+_ENOUGH_S = 4.0
 """Without a limit on steps, a trial that cannot be measured to its target ends after this, ..."""
 _FEWEST_STEPS = 6
 """... unless it has made fewer steps than these; ..."""

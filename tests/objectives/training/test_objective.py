@@ -230,7 +230,8 @@ def test_a_killed_rank_fails_the_trial_by_name_of_the_signal(
 
     def kill_rank_1(event: TrialEvent) -> None:
         if event.step == 1:
-            server_process = next(child for child in psutil.Process().children() if child.children())
+            ours = str(server.run_dir)  # other servers of the tests may run in this process too
+            server_process = next(child for child in psutil.Process().children() if ours in child.cmdline())
             os.kill(max(child.pid for child in server_process.children()), signal.SIGKILL)
 
     objective = TrainingObjective(workload, cluster, server, log_dir=tmp_path)
