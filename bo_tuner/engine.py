@@ -215,11 +215,14 @@ class Engine:
         return left is None or first.wall_s * _N_REPEATS <= _REPEAT_FRACTION * left
 
     def _confirm_best(self) -> None:
-        """Run the winner again, longer; where it does not hold what its trial promised, the next one."""
-        for _ in range(_MOST_CONFIRMATIONS if self._confirms else 0):
+        """Run the winner again, longer; where it does not hold what its trial promised, the next one, while there is time."""
+        for number in range(_MOST_CONFIRMATIONS if self._confirms else 0):
             records = self._store.records()
             best = best_of(records)
             if best is None or best.confirmation is not None:
+                return
+            left_s = self._budget.seconds_left(self._store.spent(records))
+            if number > 0 and left_s is not None and left_s <= 0:
                 return
             assert best.result is not None and best.result.measurement is not None
             n_measured = len(best.result.measurement.slowest_s)

@@ -433,6 +433,15 @@ def test_where_the_winner_is_slower_than_its_interval_the_next_one_is_confirmed(
     assert best is not None and best.config.name == "z0_gas1_mbs2" and best.is_confirmed
 
 
+def test_when_time_is_up_one_confirmation_is_made_at_a_time(bench: Bench) -> None:
+    bench.run(Analytic(), "10 trials", space=TINY)
+    no_time = Budget(seconds=1e-6)
+    for name in TINY_BY_SPEED[:2]:
+        objective = Analytic(slowed={"z0_gas1_mbs3": [2.0]})
+        bench.run(objective, no_time, space=TINY, confirms=True, is_timed=True)
+        assert objective.calls == [name]
+
+
 def test_a_winner_that_is_slower_when_confirmed_and_still_the_fastest_stays_the_best(bench: Bench) -> None:
     objective = Analytic(slowed={"z0_gas1_mbs3": [1.0, 1.2]})
     bench.run(objective, "10 trials", space=TINY, confirms=True)
