@@ -14,7 +14,7 @@ from bo_tuner.precision import LaunchNoise
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
-__all__ = ["TrialRecord", "best_of", "holds", "launch_noise", "records_of"]
+__all__ = ["TrialRecord", "best_of", "holds", "launch_noise", "memory_margin", "records_of"]
 
 RESULT_KEY = "result"
 ATTEMPTS_KEY = "attempts"
@@ -56,10 +56,14 @@ class TrialRecord:
         return self.result.samples_per_s if self.result else None
 
     @property
+    def runs(self) -> list[TrialResult]:
+        """Of its config, as far as they have ended and count."""
+        return [run for run in (self.result, *self.repeats, self.confirmation) if run is not None]
+
+    @property
     def peak_memory_bytes(self) -> int | None:
         """Highest of all ranks and all its runs; None when nothing was read."""
-        runs = [self.result, *self.repeats, self.confirmation]
-        return max((run.peak_memory_bytes for run in runs if run and run.peak_memory_bytes), default=None)
+        return max((run.peak_memory_bytes for run in self.runs if run.peak_memory_bytes), default=None)
 
     @property
     def fits_today(self) -> bool:
@@ -179,6 +183,12 @@ def last_limit_bytes(records: Sequence[TrialRecord]) -> int | None:
     return limits[-1] if limits else None
 
 
+def memory_margin(record: TrialRecord, limit_bytes: int | None) -> int | None:
+    """Bytes per rank that all runs of a config left below the limit; negative over it, None when one of the two is unknown."""
+    peak = record.peak_memory_bytes
+    return None if peak is None or limit_bytes is None else limit_bytes - peak
+
+
 def best_of(records: Iterable[TrialRecord]) -> TrialRecord | None:
     """The fastest of the complete trials that still fit; None where there is none."""
     return next(iter(ranked(records)), None)
@@ -196,14 +206,7 @@ def holds(result: TrialResult, limit_bytes: int) -> bool:
 
 def launch_noise(records: Iterable[TrialRecord]) -> LaunchNoise:
     """What launches of one config differ by, as far as those that ran again show it."""
-    configs: list[list[tuple[float, ...]]] = []
-    for record in records:
-        results = [record.result, *record.repeats, record.confirmation]
-        configs.append(
-            [
-                result.measurement.slowest_s
-                for result in results
-                if result and result.samples_per_s and result.measurement
-            ]
-        )
-    return LaunchNoise.of(configs)
+    return LaunchNoise.of(
+        [run.measurement.slowest_s for run in record.runs if run.samples_per_s and run.measurement]
+        for record in records
+    )

@@ -114,12 +114,11 @@ class _Onlooker:
         unfinished = {record.number: record for record in snapshot.records if record.result is None}
         folder = Path(driver.get("folder", self.store.folder))
         told = read_running(folder, host=driver["host"], pid=driver["pid"])
-        again = {record.number: record for record in snapshot.records if told is not None and told.purpose}
-        running_now = {**again, **unfinished}
-        if told is not None and told.number in running_now:
+        candidates = {record.number: record for record in snapshot.records} if told and told.purpose else unfinished
+        if told is not None and told.number in candidates:
             return replace(
                 snapshot,
-                running=running_now[told.number],
+                running=candidates[told.number],
                 running_since=now - (time.time() - told.began_at),
                 event=told.event,
                 memory_limit_bytes=told.memory_limit_bytes,

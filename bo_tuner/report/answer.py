@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from bo_tuner.config import TrainConfig
 from bo_tuner.outcome import Measurement
 from bo_tuner.text import gib, rate
-from bo_tuner.trial import TrialRecord, best_of, last_limit_bytes
+from bo_tuner.trial import TrialRecord, best_of, last_limit_bytes, memory_margin
 
 __all__ = ["Answer", "Gain", "answer_of", "default_gain", "first_gain", "ratio"]
 
@@ -49,9 +49,7 @@ class Answer:
     @property
     def margin_bytes(self) -> int | None:
         """Below the limit; negative when the limit was lowered since. None when one of the two is unknown."""
-        if self.peak_bytes is None or self.limit_bytes is None:
-            return None
-        return self.limit_bytes - self.peak_bytes
+        return memory_margin(self.best, self.limit_bytes)
 
 
 def answer_of(records: Sequence[TrialRecord], default: TrainConfig) -> Answer | None:

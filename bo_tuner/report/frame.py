@@ -117,12 +117,8 @@ class StudyFrame:
             return None
         median = statistics.median(walls)
         done_s = min(self._running_s or 0.0, median)
-        limits = [(budget.trials - spent.trials) * median - done_s]
-        if budget.seconds is not None:
-            limits.append(budget.seconds - spent.seconds)
-        if budget.device_hours is not None and spent.n_devices:
-            limits.append((budget.device_hours * 3600 - spent.device_seconds) / spent.n_devices)
-        return max(min(limits), 0.0)
+        to_go_s, left_s = (budget.trials - spent.trials) * median - done_s, budget.seconds_left(spent)
+        return max(to_go_s if left_s is None else min(to_go_s, left_s), 0.0)
 
 
 class _Pen:

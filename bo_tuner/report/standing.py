@@ -6,7 +6,7 @@ import math
 
 from bo_tuner.outcome import Measurement
 from bo_tuner.text import gib, rate
-from bo_tuner.trial import TrialRecord, last_limit_bytes
+from bo_tuner.trial import TrialRecord, last_limit_bytes, memory_margin
 
 __all__ = ["as_deepspeed_counts", "confirmation_text", "margin_text", "plus_minus", "remarks"]
 
@@ -36,10 +36,9 @@ def confirmation_text(record: TrialRecord) -> str:
 
 def margin_text(record: TrialRecord, limit_bytes: int | None) -> str:
     """Peak memory of all its runs against the limit: "peak 1.2 GiB of 2.0 GiB a rank, 0.8 GiB (40 %) left"."""
-    peak = record.peak_memory_bytes
-    if peak is None or limit_bytes is None:
+    peak, margin = record.peak_memory_bytes, memory_margin(record, limit_bytes)
+    if peak is None or limit_bytes is None or margin is None:
         return "peak memory or its limit is not known"
-    margin = limit_bytes - peak
     left = f"{gib(margin)} ({100 * margin / limit_bytes:.2g} %) left" if margin >= 0 else f"{gib(-margin)} over it"
     return f"peak {gib(peak)} of {gib(limit_bytes)} a rank, {left}"
 

@@ -13,7 +13,7 @@ from bo_tuner.open_candidates import MemoryProof, memory_proofs
 from bo_tuner.report.progress import ending
 from bo_tuner.report.standing import as_deepspeed_counts, confirmation_text, margin_text, plus_minus, remarks
 from bo_tuner.text import count, gib, rate
-from bo_tuner.trial import TrialRecord, best_of, last_limit_bytes, launch_noise, ranked
+from bo_tuner.trial import TrialRecord, best_of, last_limit_bytes, launch_noise, memory_margin, ranked
 
 __all__ = ["UNIT", "study_to_dict", "summary_text", "trials_table"]
 
@@ -35,9 +35,7 @@ def study_to_dict(
         "spent": spent.to_dict(),
         "best": best.to_dict() if best else None,
         "memory_limit_bytes": limit_bytes,
-        "memory_margin_bytes": limit_bytes - best.peak_memory_bytes
-        if best and limit_bytes and best.peak_memory_bytes
-        else None,
+        "memory_margin_bytes": memory_margin(best, limit_bytes) if best else None,
         "launches_differ_by": {"sd_fraction": round(noise.sd, 5), "degrees_of_freedom": noise.n_free},
         "excluded": [
             {

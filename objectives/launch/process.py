@@ -16,6 +16,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 """Both from linux/prctl.h."""
 _LONGEST_END_S = 3.0
+"""Killed processes are waited for, so that none is left behind as an orphan; one that hangs in a driver is not."""
 
 
 def die_with_parent(parent_pid: int, *, with_signal: signal.Signals) -> None:

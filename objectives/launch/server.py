@@ -7,7 +7,6 @@ process and the run's private folder. Where importing has touched a GPU it says 
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import importlib
 import os
@@ -17,7 +16,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -35,10 +33,6 @@ from bo_tuner.objectives.launch.process import (
 )
 
 __all__ = ["main"]
-
-
-_LONGEST_FAREWELL_S = 3.0
-"""Killed ranks are waited for, so that none is left behind as an orphan; one that hangs in a driver is not."""
 
 
 class _Server:
@@ -179,12 +173,6 @@ class _Server:
     def clean_up(self) -> None:
         for leader in self._leaders.values():
             end_group(leader)
-        deadline = time.monotonic() + _LONGEST_FAREWELL_S
-        with contextlib.suppress(ChildProcessError):
-            while time.monotonic() < deadline:
-                pid, _ = os.waitpid(-1, os.WNOHANG)
-                if pid == 0:
-                    time.sleep(0.005)
         end_orphans()
         for patterns in self._leftovers.values():
             _remove(patterns)
