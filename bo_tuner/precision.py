@@ -19,6 +19,8 @@ _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.22
 _NORMAL = 1.96
 _KENDALL_FROM = 5
 """Of four points, one order in twelve is monotone by chance: whether fewer than five drift is told by the size alone."""
+_MOST_POINTS = 32
+"""All pairs of them are looked at, beside ranks whose speed is measured: the cost of a judgement must not grow with the trial."""
 _MOST_TRIED = 16
 """Ends of the warm-up that are tried at a time, since each costs all pairs of the rest."""
 
@@ -31,6 +33,12 @@ def drift(times: Sequence[float]) -> float:
     pairs = combinations(enumerate(times), 2)
     slope = statistics.median((late - early) / (j - i) for (i, early), (j, late) in pairs)
     return slope * (len(times) - 1) / statistics.median(times)
+
+
+def _thinned(times: Sequence[float]) -> Sequence[float]:
+    """At most `_MOST_POINTS` medians of neighbouring times, where there are more than that."""
+    size = math.ceil(len(times) / _MOST_POINTS)
+    return times if size == 1 else [statistics.median(times[at : at + size]) for at in range(0, len(times), size)]
 
 
 def settled_from(times: Sequence[float], *, tolerance: float, at_least: int = 1) -> int | None:
@@ -51,7 +59,10 @@ def settled_from(times: Sequence[float], *, tolerance: float, at_least: int = 1)
     for n_left_out in tried:
         kept = times[n_left_out:]
         slowest = max(max(kept[1:]), statistics.median(kept) * (1 + tolerance))
-        if kept[0] <= slowest and (abs(drift(kept)) <= tolerance or _may_be_noise(kept)):
+        if kept[0] > slowest:
+            continue
+        points = _thinned(kept)
+        if abs(drift(points)) <= tolerance or _may_be_noise(points):
             return n_left_out
     return None
 
@@ -88,10 +99,14 @@ def median_interval(times: Sequence[float]) -> tuple[float, float]:
 
 def _outer_rank(n: int) -> int:
     """Of n ordered values, counted from 0: the largest with at most 2.5 % for so few of n coins to show heads."""
-    below, rank = 1, 0  # orders with at most `rank` values below the median, out of 2^n
-    while (below := below + math.comb(n, rank + 1)) <= 0.025 * 2**n:
+    # Of 2^n orders: those with exactly `rank` values below the median, and those with at most as many.
+    rank, orders, below = 0, 1, 1
+    while True:
+        orders = orders * (n - rank) // (rank + 1)
+        below += orders
+        if 40 * below > 2**n:
+            return rank
         rank += 1
-    return rank
 
 
 def student(n_free: int) -> float:

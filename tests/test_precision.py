@@ -59,6 +59,14 @@ def test_a_stall_of_twenty_steps_is_no_end_of_the_warm_up(position: int) -> None
     assert settled_from(times, tolerance=TARGET) == 1
 
 
+@pytest.mark.parametrize("n", [33, 100, 1000])
+def test_long_traces_are_judged_by_the_same_rule(n: int) -> None:
+    assert settled_from([10.0, *steady(n)], tolerance=TARGET) == 1
+    assert settled_from([0.97**i for i in range(n)], tolerance=TARGET) is None
+    stalls = [1.5, *(20.0 if i % 15 == 7 else time for i, time in enumerate(steady(n)))]
+    assert settled_from(stalls, tolerance=TARGET) == 1
+
+
 def test_what_is_known_to_be_warm_up_stays_so() -> None:
     assert settled_from([1.0] * 8, tolerance=TARGET, at_least=4) == 4
 
