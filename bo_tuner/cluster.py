@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from bo_tuner.errors import ClusterError, ConfigError, DriverError
 from bo_tuner.nvml import Nvml
-from bo_tuner.text import gib
+from bo_tuner.text import fraction_in, gib
 
 __all__ = ["Cluster", "DeviceKind", "MemoryLimit"]
 
@@ -174,10 +174,9 @@ class MemoryLimit:
         limit_bytes = _bytes_in(text)
         if limit_bytes is not None:
             return cls(limit_bytes=limit_bytes)
-        with contextlib.suppress(ValueError):
-            fraction = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-            if 0 < fraction <= 1:
-                return cls(fraction=fraction)
+        fraction = fraction_in(text)
+        if fraction is not None and 0 < fraction <= 1:
+            return cls(fraction=fraction)
         raise ConfigError(wanted)
 
     def bytes_on(self, cluster: Cluster) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ from bo_tuner.open_candidates import OpenCandidates
 from bo_tuner.outcome import TrialLimits, TrialResult
 from bo_tuner.samplers import CandidateSampler, SpaceExhausted
 from bo_tuner.space import default_config, lightest
-from bo_tuner.storage import StudyStore
+from bo_tuner.storage import Manifest, StudyStore
 from bo_tuner.trial import TrialRecord, best_of, launch_noise
 
 __all__ = ["Engine", "Progress", "Snapshot", "StopReason"]
@@ -100,10 +101,9 @@ class Engine:
         candidates: OpenCandidates,
         objective: Objective,
         budget: Budget,
-        memory_bytes: int,
+        limits: TrialLimits,
         n_ranks: int,
         progress: Progress,
-        limits: TrialLimits | None = None,
         confirms: bool = True,
     ) -> None:
         """Put the parts together.
@@ -114,10 +114,9 @@ class Engine:
             candidates: What it chooses from.
             objective: Runs.
             budget: For the study as a whole, earlier runs included.
-            memory_bytes: Limit per rank.
+            limits: Memory, steps and precision of every trial; deadline, incumbent and the noise of launches are filled in.
             n_ranks: World size.
             progress: Is told.
-            limits: Steps and precision of every trial; None for the usual. Memory, deadline and incumbent are filled in.
             confirms: The first complete config is repeated, and the winner confirmed.
         """
         self._store = store
@@ -125,10 +124,9 @@ class Engine:
         self._candidates = candidates
         self._objective = objective
         self._budget = budget
-        self._memory_bytes = memory_bytes
+        self._usual_limits = limits
         self._n_ranks = n_ranks
         self._progress = progress
-        self._usual_limits = replace(limits or TrialLimits(memory_bytes=memory_bytes), memory_bytes=memory_bytes)
         self._confirms = confirms
 
     def run(self) -> StopReason:
@@ -141,7 +139,7 @@ class Engine:
         """
         with contextlib.closing(self._progress):
             self._store.use_sampler(self._sampler)
-            self._store.note_memory_limit(self._memory_bytes)
+            self._store.note_memory_limit(self._usual_limits.memory_bytes)
             reason = self._search()
             self._confirm_best()
             return reason
@@ -234,8 +232,8 @@ class Engine:
                 longest_of=_LONGEST_OF,
             )
             result = self._run_again(best, "confirm", limits)
-            if not result.outcome.teaches or result.is_throttled:
-                result = self._run_again(best, "confirm", limits)
+            if _deserves_another_try(result, ()):
+                result = _that_counts(self._run_again(best, "confirm", limits), [result])
             self._tell_again(self._store.confirm(best, result), "confirm")
 
     def _run_again(self, record: TrialRecord, purpose: str, limits: TrialLimits) -> TrialResult:
@@ -268,15 +266,20 @@ class Engine:
             launch_half_width=launch_noise(records).half_width,
         )
 
-    def _deadline_s(self, config: TrainConfig, records: Sequence[TrialRecord]) -> float:
+    @functools.cached_property
+    def _manifest(self) -> Manifest:
+        """Read once: it never changes."""
         manifest = self._store.manifest()
         assert manifest is not None, "a study that is driven has its manifest"
+        return manifest
+
+    def _deadline_s(self, config: TrainConfig, records: Sequence[TrialRecord]) -> float:
         return trial_deadline_s(
             config,
             records,
             n_steps=self._usual_limits.max_steps or _USUAL_STEPS,
-            workload=manifest.workload,
-            device=manifest.cluster.device,
+            workload=self._manifest.workload,
+            device=self._manifest.cluster.device,
             n_ranks=self._n_ranks,
         )
 
@@ -295,7 +298,7 @@ class Engine:
             records=records,
             budget=self._budget,
             spent=self._store.spent(records),
-            memory_limit_bytes=self._memory_bytes,
+            memory_limit_bytes=self._usual_limits.memory_bytes,
         )
 
 

@@ -1,11 +1,11 @@
-"""Numbers as people read them."""
+"""Numbers as people read and write them."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["count", "did_you_mean", "duration", "gib", "millions", "rate", "seconds"]
+__all__ = ["count", "did_you_mean", "duration", "fraction_in", "gib", "millions", "rate", "seconds"]
 
 
 def count(number: int, noun: str) -> str:
@@ -48,3 +48,11 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """ " (did you mean bert-tiny?)", or nothing when no known name is near."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f" (did you mean {close[0]}?)" if close else ""
+
+
+def fraction_in(text: str) -> float | None:
+    """0.92 of "0.92" and of "92%"; None unless it is a number."""
+    try:
+        return float(text.strip().removesuffix("%")) / (100 if text.strip().endswith("%") else 1)
+    except ValueError:
+        return None

@@ -37,6 +37,7 @@ from bo_tuner.samplers import make_sampler
 from bo_tuner.samplers.table import check_sampler_name
 from bo_tuner.space import BatchRule, SearchSpace
 from bo_tuner.storage import Location, Manifest, StudyStore
+from bo_tuner.text import fraction_in
 from bo_tuner.trial import TrialRecord, best_of
 from bo_tuner.workload import OPTIMIZERS, UNKNOWN_LENGTH, ModelSpec, Precision, Workload, check_choice, check_seq_len
 
@@ -229,7 +230,7 @@ def tune(
     check_sampler_name(sampler)
     if not 0 <= seed < 2**32:
         raise ConfigError(f"--seed must be from 0 to {2**32 - 1}; got {seed}")
-    limits = _limits(precision_target, max_steps)
+    precision_fraction = _checked_precision(precision_target, max_steps)
     if data_timeout <= 0:
         raise ConfigError(f"--data-timeout must be over 0 s; got {data_timeout:g}")
     is_length_known = spec.source == "config" and data is None
@@ -298,10 +299,11 @@ def tune(
                     candidates=candidates,
                     objective=opening.objective(manifest.workload, log_dir=store.folder / "logs"),
                     budget=budget,
-                    memory_bytes=memory_bytes,
+                    limits=TrialLimits(
+                        memory_bytes=memory_bytes, precision_target=precision_fraction, max_steps=max_steps
+                    ),
                     n_ranks=cluster.n_ranks,
                     progress=progress,
-                    limits=limits,
                     confirms=confirm,
                 )
                 records = store.records()
@@ -330,14 +332,10 @@ def tune(
         ) from error
 
 
-def _limits(precision_target: str | float, max_steps: int | None) -> TrialLimits:
-    """What every trial is measured by; memory is filled in by the engine."""
-    text = str(precision_target).strip()
-    try:
-        fraction = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        fraction = 0.0
-    if not 0 < fraction < 1:
+def _checked_precision(precision_target: str | float, max_steps: int | None) -> float:
+    """The target as a fraction."""
+    fraction = fraction_in(str(precision_target))
+    if fraction is None or not 0 < fraction < 1:
         raise ConfigError(
             f'--precision-target must be over 0 and under 1, as in 0.02 or "2%"; got {precision_target!r}'
         )
@@ -345,7 +343,7 @@ def _limits(precision_target: str | float, max_steps: int | None) -> TrialLimits
         raise ConfigError(
             f"--max-steps must be at least {_FEWEST_STEPS}: one to warm up, and three to measure; got {max_steps}"
         )
-    return TrialLimits(memory_bytes=1, precision_target=fraction, max_steps=max_steps)
+    return fraction
 
 
 def _depths(cluster: Cluster, max_depth: int | None) -> tuple[int, ...]:

@@ -54,6 +54,10 @@ USED_WRONGLY = {
         [*CPU, "--memory-reserve", "90000GiB"],
         ["--memory-reserve", "less than", "lower it"],
     ),
+    "precision of nothing": ([*CPU, "--precision-target", "0%"], ["--precision-target", "0.02", "'0%'"]),
+    "unreadable precision": ([*CPU, "--precision-target", "sharp"], ["--precision-target", "over 0", "'sharp'"]),
+    "too few steps": ([*CPU, "--max-steps", "3"], ["--max-steps", "at least 4", "got 3"]),
+    "unreadable reserve": ([*CPU, "--memory-reserve", "half"], ["--memory-reserve", "2GiB", "'half'"]),
     "seed that is none": ([*CPU, "--seed", "-1"], ["--seed", "from 0 to 4294967295", "got -1"]),
     "storage that is no plain file": (
         [*CPU, "--storage", "sqlite:///file:x.db?uri=true"],

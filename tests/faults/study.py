@@ -151,10 +151,9 @@ def drive(
             candidates=candidates,
             objective=objective,
             budget=Budget(trials=n),
-            memory_bytes=_LIMIT_BYTES,
+            limits=TrialLimits(memory_bytes=_LIMIT_BYTES, max_steps=5),
             n_ranks=cluster.n_ranks,
             progress=SilentProgress(),
-            limits=TrialLimits(memory_bytes=_LIMIT_BYTES, max_steps=5),
             confirms=False,
         ).run()
     plan(server.run_dir, [])

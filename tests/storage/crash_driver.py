@@ -232,7 +232,7 @@ def drive(options: argparse.Namespace, death: str = "") -> None:
                 trial_s=options.trial_s,
             ),
             budget=Budget(trials=options.budget),
-            memory_bytes=8 * _GIB,
+            limits=TrialLimits(memory_bytes=8 * _GIB),
             n_ranks=2,
             progress=SilentProgress(),
             confirms=False,
