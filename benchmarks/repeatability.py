@@ -10,18 +10,14 @@ import argparse
 import json
 import statistics
 import sys
-import tempfile
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
+from benchmarks.trials import trials_of
 from bo_tuner.cluster import Cluster
 from bo_tuner.config import TrainConfig
-from bo_tuner.objectives import ignore_events
-from bo_tuner.objectives.training import TrainingObjective, model_facts, training_server
-from bo_tuner.outcome import Measurement, TrialLimits
+from bo_tuner.outcome import Measurement
 from bo_tuner.precision import LaunchNoise
-from bo_tuner.workload import ModelSpec, Workload
 
 AIM_HELD = 0.9
 """Of the runs, whose interval holds the median of all."""
@@ -32,37 +28,21 @@ _N_FIRST = 3
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Run everything; returns what `--json` prints."""
-    cluster = Cluster.detect(device=options.device, n_ranks=options.ranks)
-    workload = Workload(model=ModelSpec.resolve(options.model), n_parameters=0, seq_len=options.seq_len)
     config = TrainConfig(
         zero_stage=options.zero_stage, micro_batch_size=options.micro_batch, grad_accum_steps=options.accumulation
     )
-    limits = TrialLimits(
-        memory_bytes=int(0.92 * cluster.memory_bytes),
-        max_steps=options.max_steps,
-        precision_target=options.precision_target,
-    )
-    with tempfile.TemporaryDirectory() as folder, training_server(cluster) as server:
-        facts = model_facts(workload, server, device=cluster.device)
-        workload = replace(workload, n_parameters=facts.n_parameters, structure=facts.structure)
-        objective = TrainingObjective(workload, cluster, server, log_dir=Path(folder))
-
-        def run(config: TrainConfig, limits: TrialLimits) -> Measurement:
-            result = objective(config, limits=limits, on_event=ignore_events)
-            if result.measurement is None:
-                sys.exit(f"{config.name} must complete, and ended as {result.outcome}: {result.reason}")
-            return result.measurement
-
-        first = [run(TrainConfig(), replace(limits, data_draw=draw)).slowest_s for draw in range(_N_FIRST)]
+    with trials_of(options.model, seq_len=options.seq_len, device=options.device, n_ranks=options.ranks) as trials:
+        limits = replace(trials.limits, max_steps=options.max_steps, precision_target=options.precision_target)
+        first = [trials.run(TrainConfig(), replace(limits, data_draw=draw))[1].slowest_s for draw in range(_N_FIRST)]
         noise = LaunchNoise.of([first])
         limits = replace(limits, launch_half_width=noise.half_width)
         runs: list[Measurement] = []
         for number in range(1, options.runs + 1):
-            runs.append(run(config, limits))
+            runs.append(trials.run(config, limits)[1])
             print(
                 f"run {number} of {options.runs}: {runs[-1].samples_per_s:.4g} samples/s", file=sys.stderr, flush=True
             )
-    return _report(config, cluster, noise, runs)
+        return _report(config, trials.cluster, noise, runs)
 
 
 def _report(config: TrainConfig, cluster: Cluster, noise: LaunchNoise, runs: list[Measurement]) -> dict[str, Any]:
