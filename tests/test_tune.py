@@ -185,7 +185,7 @@ def printed_by(script: str, folder: Path) -> list[str]:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=250,
+        timeout=400,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
@@ -308,7 +308,7 @@ def test_another_process_exports_them_and_what_it_exports_trains(
     objects: dict[str, Any], objects_folder: Path, tmp_path: Path
 ) -> None:
     command = [sys.executable, "-m", "bo_tuner", "export", objects["name"], "--out", str(tmp_path / "job")]
-    subprocess.run(command, cwd=objects_folder, check=True, capture_output=True, timeout=100)
+    subprocess.run(command, cwd=objects_folder, check=True, capture_output=True, timeout=400)
     marks = [objects_folder / "data was called", objects_folder / "optimizer was called"]
     for mark in marks:
         mark.unlink()
@@ -319,7 +319,7 @@ def test_another_process_exports_them_and_what_it_exports_trains(
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=400,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr

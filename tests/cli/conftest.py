@@ -42,7 +42,7 @@ def program() -> str:
 def run(program: str) -> Callable[..., CompletedProcess[str]]:
     """`run(*arguments, cwd=...)` runs the command to its end."""
 
-    def run(*arguments: str, cwd: Path, timeout_s: float = 120.0) -> CompletedProcess[str]:
+    def run(*arguments: str, cwd: Path, timeout_s: float = 500.0) -> CompletedProcess[str]:
         return subprocess.run(
             [program, *arguments],
             cwd=cwd,
@@ -137,7 +137,7 @@ class Terminal:
             above = ["".join(line[column].data for column in range(80)) for line in self._screen.history.top]
             return "\n".join(line.rstrip() for line in [*above, *self._screen.display]).rstrip()
 
-    def wait_for(self, words: str, *, timeout_s: float = 120.0) -> None:
+    def wait_for(self, words: str, *, timeout_s: float = 500.0) -> None:
         """Wait until `words` are on the screen."""
         deadline = time.monotonic() + timeout_s
         while words not in (self.screens[-1] if self.screens else ""):
@@ -149,7 +149,7 @@ class Terminal:
         """As a user does."""
         os.write(self._master, keys)
 
-    def wait(self, *, timeout_s: float = 120.0) -> int:
+    def wait(self, *, timeout_s: float = 500.0) -> int:
         """Wait for the end; returns the exit code."""
         code = self.process.wait(timeout_s)
         self._reader.join(timeout_s)

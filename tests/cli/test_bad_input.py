@@ -256,7 +256,7 @@ def test_a_busy_dashboard_port_is_told_with_the_way_out(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        ended = run("dashboard", "shared", "--port", str(port), cwd=study_folder, timeout_s=30.0)
+        ended = run("dashboard", "shared", "--port", str(port), cwd=study_folder)
     error = the_error(ended, code=2)
     for words in ("--port must be free", str(port), "--port 0"):
         assert words in error

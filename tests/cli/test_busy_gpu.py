@@ -16,7 +16,7 @@ def test_a_gpu_that_others_use_is_refused_before_anything_is_written(
         env={**os.environ, "LD_LIBRARY_PATH": str(driver_folder)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=400,
         check=False,
     )
     assert (ended.returncode, ended.stdout) == (1, ""), ended.stderr

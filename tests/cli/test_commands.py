@@ -263,7 +263,7 @@ def test_the_same_command_again_runs_nothing_new_and_prints_the_table(
     run: Run, told: dict[str, Any], tune_command: list[str], study_folder: Path, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(study_folder, tmp_path / "copy")
-    ended = run(*tune_command, cwd=folder, timeout_s=60.0)
+    ended = run(*tune_command, cwd=folder)
     assert ended.returncode == 0
     assert not re.search(r"^trial +\d", ended.stderr, re.MULTILINE)
     assert "stopped: the budget is used up" in ended.stderr

@@ -118,7 +118,7 @@ def test_own_code_that_cannot_train_gives_one_line_and_leaves_nothing(
     kept_by_torch = {f"torchinductor_{getpass.getuser()}"}  # its cache, which all its processes share
     assert {entry.name for entry in temporary.iterdir()} <= kept_by_torch
     assert processes_in(folder) == []
-    deadline = time.monotonic() + 10.0  # other ranks on this machine may be about to remove theirs
+    deadline = time.monotonic() + 60.0  # other ranks on this machine may be about to remove theirs
     while segments_of_nobody() - before and time.monotonic() < deadline:
         time.sleep(0.2)
     assert segments_of_nobody() - before == set()
@@ -244,7 +244,7 @@ def trained(job: Path, cwd: Path) -> dict[str, Any]:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=400,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr

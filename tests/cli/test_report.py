@@ -57,7 +57,7 @@ def test_a_full_disk_leaves_the_earlier_report_as_it_was(program: str, study_fol
         env=os.environ,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=400,
         check=False,
     )
     assert done.returncode == 1

@@ -39,7 +39,7 @@ def tuning(program: str, folder: Path, *arguments: str) -> Generator[Popen[bytes
             stderr=stderr,
         )
     try:
-        deadline = time.monotonic() + 150.0
+        deadline = time.monotonic() + 400.0
         while not live_file(folder).exists():
             assert process.poll() is None, (folder / "stderr").read_text(encoding="utf-8")
             assert time.monotonic() < deadline
@@ -101,8 +101,8 @@ def followed(program: str, terminal: Open, small: list[str], tmp_path_factory: p
         terminal("watch", STUDY, cwd=folder) as opened,
     ):
         assert tune.wait(200) == 0
-        code = opened.wait(timeout_s=20)
-        stdout, stderr = piped.communicate(timeout=20)
+        code = opened.wait(timeout_s=60)
+        stdout, stderr = piped.communicate(timeout=60)
         return Followed(
             told=(folder / "stderr").read_text(encoding="utf-8"),
             screens=opened.screens,
@@ -179,14 +179,14 @@ def killed(program: str, run: Run, terminal: Open, tmp_path_factory: pytest.Temp
         with terminal("watch", STUDY, cwd=folder) as opened:
             opened.wait_for("running  ")
             opened.type(b"\x03")
-            left = opened.wait(timeout_s=10)
+            left = opened.wait(timeout_s=60)
             has_cursor, text = opened.has_cursor, opened.text
         with watching(program, folder) as piped:
             assert piped.stderr is not None
             first = piped.stderr.readline()
             tune.kill()
             tune.wait()
-            stdout, stderr = piped.communicate(timeout=20)
+            stdout, stderr = piped.communicate(timeout=60)
         assert live_file(folder).exists()
         after = run("watch", STUDY, "--once", cwd=folder)
     return Killed(

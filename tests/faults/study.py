@@ -234,7 +234,7 @@ def soak(folder: Path, *, n: int, seed: int, die_at: Sequence[int]) -> Soaked:
 
 def _wait_for_ends(temporary: Path) -> None:
     """A killed supervisor cannot wait for its own; the fork server takes a moment."""
-    deadline = time.monotonic() + 20.0
+    deadline = time.monotonic() + 60.0
     while (_processes_of(temporary) or os.listdir(temporary)) and time.monotonic() < deadline:
         time.sleep(0.1)
 

@@ -85,7 +85,7 @@ def launched(job: Path, environment: dict[str, str], *arguments: str, cwd: Path)
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=400,
         check=False,
     )
 

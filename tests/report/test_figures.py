@@ -270,6 +270,6 @@ def test_figures_for_the_dashboard_leave_their_height_to_it() -> None:
 def test_importing_the_report_does_not_import_plotly_or_jinja() -> None:
     code = "import sys, bo_tuner.report; print([name for name in ('plotly', 'jinja2') if name in sys.modules])"
     ended = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ, capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code], env=os.environ, capture_output=True, text=True, check=True, timeout=200
     )
     assert ended.stdout == "[]\n"

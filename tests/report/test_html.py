@@ -121,7 +121,7 @@ def rich_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("rich")
     stored(folder, "rich", rich_trials()).location.open().engine.dispose()
     command = [sys.executable, "-m", "bo_tuner", "report", "rich"]
-    done = subprocess.run(command, cwd=folder, env=os.environ, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=folder, env=os.environ, capture_output=True, text=True, timeout=400, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "rich.html\n", "")
     return folder / "rich.html"
 

@@ -271,7 +271,7 @@ def terminal() -> Iterator[Terminal]:
 
 
 def wait_for(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10.0
+    deadline = time.monotonic() + 60.0
     while not is_so():
         assert time.monotonic() < deadline
         time.sleep(0.05)

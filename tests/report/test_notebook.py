@@ -47,7 +47,7 @@ class Kernel:
     def run(self, code: str) -> list[dict[str, Any]]:
         """What the cell showed, as messages with `msg_type` and `content`."""
         messages: list[dict[str, Any]] = []
-        reply = self._client.execute_interactive(code, output_hook=messages.append, timeout=60, allow_stdin=False)
+        reply = self._client.execute_interactive(code, output_hook=messages.append, timeout=200, allow_stdin=False)
         assert reply["content"]["status"] == "ok", reply["content"]
         return messages
 

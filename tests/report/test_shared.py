@@ -39,7 +39,7 @@ def read(folder: Path) -> RunningTrial | None:
 
 def read_step(folder: Path, number: int) -> RunningTrial:
     """What is shared, once it is step `number`."""
-    deadline = time.monotonic() + 10.0
+    deadline = time.monotonic() + 60.0
     while time.monotonic() < deadline:
         told = read(folder)
         if told is not None and told.event.step == number:

@@ -29,7 +29,7 @@ N_SHORT = 5
 """Trials of the studies that are killed at one point only; the third is one that is tried twice."""
 N_TRANSACTIONS = 12
 """More than a trial has that write."""
-_LONGEST_RUN_S = 120.0
+_LONGEST_RUN_S = 400.0
 
 
 def start(folder: Path, journal: Path, *options: str | int) -> subprocess.Popen[str]:

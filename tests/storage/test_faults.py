@@ -56,7 +56,7 @@ def test_a_clock_that_is_set_while_a_study_runs_does_it_no_harm(
         },
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=400,
         check=False,
     )
     assert (ended.returncode, ended.stderr) == (0, "")

@@ -59,7 +59,7 @@ def folder(store: StudyStore) -> Path:
 def attempt(url: str, folder: Path) -> Any:
     """What another process gets when it tries to drive the study: "driving", or a refusal."""
     command = [sys.executable, "-c", _TRY, url, str(folder)]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, timeout=60).stdout)
+    return json.loads(subprocess.run(command, check=True, capture_output=True, timeout=200).stdout)
 
 
 @contextlib.contextmanager

@@ -191,7 +191,7 @@ def test_classes_of_a_script_and_of_files_beside_it_travel_to_a_process_that_kno
         MAIN.format(elsewhere=str(elsewhere), folders=[str(scripts), repository, str(elsewhere)]), encoding="utf-8"
     )
     environment = {**os.environ, "PYTHONPATH": repository}
-    subprocess.run([sys.executable, str(scripts / "main.py")], cwd=reader, env=environment, check=True, timeout=100)
+    subprocess.run([sys.executable, str(scripts / "main.py")], cwd=reader, env=environment, check=True, timeout=400)
     ended = subprocess.run(
         [sys.executable, "-c", READ],
         cwd=reader,
@@ -199,7 +199,7 @@ def test_classes_of_a_script_and_of_files_beside_it_travel_to_a_process_that_kno
         check=False,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=400,
     )
     assert ended.stdout.splitlines() == ["Mine [1, 2, 3] torch.nn.modules.linear", "3 2"], ended.stderr
 
