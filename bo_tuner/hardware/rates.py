@@ -1,0 +1,75 @@
+"""`Hardware`: the rates of one device and of what joins devices, from a data sheet or measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+__all__ = ["Hardware", "Link", "MatmulRate"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """What messages pass through."""
+
+    bytes_per_s: float
+    """In one direction, while the other direction is as busy."""
+    latency_s: float
+    """Of one message, however small."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatmulRate:
+    """How fast matrix products with weights run: a share of the peak that falls at few tokens and at narrow matrices.
+
+    The rate of n tokens times a matrix of width k is peak x share x n / (n + half_tokens) x k / (k + half_width).
+    """
+
+    peak_flops_per_s: float
+    """Of the data sheet, dense, for the precision trained in; of a calibration the fastest seen."""
+    share: float
+    """Of the peak that large products reach."""
+    half_tokens: float
+    """Tokens at which half of that is reached."""
+    half_width: float
+    """Width at which half of that is reached."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """One kind of device, in one precision, and what joins several."""
+
+    name: str
+    """`A100-80GB`, or what the driver or the kernel calls it."""
+    memory_bytes: int
+    """Of one device."""
+    memory_bytes_per_s: float
+    """Of that memory."""
+    matmul: MatmulRate
+    inside: Link
+    """Between the devices of a node; bytes/s of one device."""
+    between: Link
+    """Between nodes; bytes/s of a whole node."""
+    node_size: int
+    """Devices of a node, as such machines are usually built."""
+    operation_s: float
+    """Host time to launch one operation: below it no kernel pays."""
+    source: str
+    """Data sheets, or `measured here`."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that JSON can hold."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Hardware:
+        """The inverse of `to_dict`."""
+        return cls(
+            **{
+                **data,
+                "matmul": MatmulRate(**data["matmul"]),
+                "inside": Link(**data["inside"]),
+                "between": Link(**data["between"]),
+            }
+        )

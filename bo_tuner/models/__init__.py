@@ -1,0 +1,3 @@
+"""What to expect before measuring."""
+
+__all__: list[str] = []

@@ -1,0 +1,95 @@
+"""`ModelProfile`: what a model costs before it runs: per layer parameters, operations, memory traffic and activations kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+__all__ = ["LayerProfile", "ModelProfile", "Tie"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerProfile:
+    """One layer, for one sample and one forward pass, on one device."""
+
+    name: str
+    """For people: `embedding`, `block`, `head`, or a class."""
+    n_parameters: int
+    """Trainable and frozen; tied ones count in every layer that uses them."""
+    n_trainable: int
+    matmul_flops: int
+    """Products with weights, a multiplication and an addition each one operation."""
+    attention_flops: int
+    """Products of activations with one another."""
+    moved_bytes: int
+    """Read and written by all operations that are no matrix products."""
+    n_operations: int
+    """Kernels that the host launches, whatever the number of samples."""
+    kept_bytes: int
+    """Activations kept for the backward pass, without weights and without what an earlier layer keeps already."""
+    whole_kept_bytes: int
+    """The part of `kept_bytes` that every tensor-parallel rank keeps whole."""
+    output_bytes: int
+    """Handed on to the next layer."""
+    working_bytes: int = 0
+    """Most that is alive for a moment beyond what is kept: of a head the logits in fp32 and their gradient."""
+    is_block: bool = False
+    """One of the layers alike that recomputation applies to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tie:
+    """Parameters that two layers share."""
+
+    first: int
+    """Index of the layer that holds them."""
+    second: int
+    """Index of a later layer that uses them again."""
+    n_parameters: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelProfile:
+    """A model on samples of one length."""
+
+    name: str
+    seq_len: int
+    """Tokens of a sample."""
+    element_bytes: int
+    """Of a weight, and of an activation, in the forward pass: 2 or 4."""
+    hidden: int
+    """Width of the model: features of a token between two layers."""
+    heads: int
+    """Attention heads; most that tensor parallelism can divide a layer by."""
+    layers: tuple[LayerProfile, ...]
+    """In order; a pipeline may be cut between any two."""
+    ties: tuple[Tie, ...] = ()
+    whole_because: str = ""
+    """Why it is one layer here and cannot be split; empty when it can."""
+
+    @property
+    def n_parameters(self) -> int:
+        """Tied ones once."""
+        return sum(layer.n_parameters for layer in self.layers) - sum(tie.n_parameters for tie in self.ties)
+
+    @property
+    def n_trainable(self) -> int:
+        """Those that are trained, tied ones once; a tied parameter is taken as trained when its first layer is."""
+        frozen = sum(tie.n_parameters for tie in self.ties if not self.layers[tie.first].n_trainable)
+        return sum(layer.n_trainable for layer in self.layers) - sum(tie.n_parameters for tie in self.ties) + frozen
+
+    @property
+    def n_blocks(self) -> int:
+        """Layers that recomputation applies to."""
+        return sum(layer.is_block for layer in self.layers)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that JSON can hold."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ModelProfile:
+        """The inverse of `to_dict`."""
+        layers = tuple(LayerProfile(**layer) for layer in data["layers"])
+        return cls(**{**data, "layers": layers, "ties": tuple(Tie(**tie) for tie in data["ties"])})

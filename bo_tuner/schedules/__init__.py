@@ -1,0 +1,3 @@
+"""Pipeline schedules as pure functions, and their simulator."""
+
+__all__: list[str] = []
