@@ -47,6 +47,8 @@ class Hardware:
     memory_bytes_per_s: float
     """Of that memory."""
     matmul: MatmulRate
+    attention_flops_per_s: float
+    """That products of activations with each other reach."""
     inside: Link
     """Between the devices of a node; bytes/s of one device."""
     between: Link
@@ -55,6 +57,8 @@ class Hardware:
     """Devices of a node, as such machines are usually built."""
     operation_s: float
     """Host time to launch one operation: below it no kernel pays."""
+    launches_ahead: bool = True
+    """The host queues operations and goes on, as for a GPU; False where it does the work itself."""
     source: str
     """Data sheets, or `measured here`."""
 

@@ -1,0 +1,99 @@
+"""`Choices`: many configs at once, as arrays; `Problem`: what they are to train, and on what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bo_tuner.config import TrainConfig
+from bo_tuner.errors import ConfigError
+from bo_tuner.hardware import Hardware
+from bo_tuner.models.software import Software
+from bo_tuner.profile import ModelProfile
+
+__all__ = ["Choices", "Flags", "Floats", "Problem"]
+
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """A model, the devices and the framework: all that an expectation rests on besides the config."""
+
+    profile: ModelProfile
+    hardware: Hardware
+    software: Software
+    n_ranks: int
+    """World size."""
+    node_size: int
+    """Ranks of a node; `n_ranks` when there is only one."""
+
+    def __post_init__(self) -> None:
+        if self.n_ranks < 1 or self.node_size < 1:
+            raise ConfigError(f"ranks must be at least 1; got {self.n_ranks} on nodes of {self.node_size}")
+
+    @property
+    def n_nodes(self) -> int:
+        """Nodes, the last perhaps not full."""
+        return -(-self.n_ranks // self.node_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """One array a dimension, one element a config."""
+
+    zero_stage: Floats
+    micro_batch: Floats
+    """Samples."""
+    accumulation: Floats
+    """Micro-batches of a step in one replica."""
+    depth: Floats
+    tensor: Floats
+    data: Floats
+    """Data-parallel size."""
+    recomputes: Flags
+    is_gpipe: Flags
+    is_2bw: Flags
+
+    @classmethod
+    def of(cls, configs: Sequence[TrainConfig], n_ranks: int) -> Choices:
+        """From configs on `n_ranks`, whose depth x tensor degree must divide them."""
+        depth = _floats([config.pipeline_depth for config in configs])
+        tensor = _floats([config.tensor_parallel for config in configs])
+        schedules = [config.pipeline_schedule for config in configs]
+        return cls(
+            zero_stage=_floats([config.zero_stage for config in configs]),
+            micro_batch=_floats([config.micro_batch_size for config in configs]),
+            accumulation=_floats([config.grad_accum_steps for config in configs]),
+            depth=depth,
+            tensor=tensor,
+            data=np.floor_divide(n_ranks, depth * tensor),
+            recomputes=np.array([config.recompute for config in configs], dtype=bool),
+            is_gpipe=np.array([schedule == "gpipe" for schedule in schedules], dtype=bool),
+            is_2bw=np.array([schedule == "2bw" for schedule in schedules], dtype=bool),
+        )
+
+    def __len__(self) -> int:
+        return len(self.depth)
+
+    def __getitem__(self, chosen: Flags) -> Choices:
+        return Choices(**{name: getattr(self, name)[chosen] for name in self.__dataclass_fields__})
+
+    @property
+    def global_batch(self) -> Floats:
+        """Samples of an optimizer step."""
+        return self.micro_batch * self.accumulation * self.data
+
+    @property
+    def in_flight(self) -> Floats:
+        """Most micro-batches that the first stage keeps: all of them under GPipe, else as many as the pipeline is deep."""
+        return np.where(self.is_gpipe, self.accumulation, np.minimum(self.depth, self.accumulation))
+
+
+def _floats(values: list[Any]) -> Floats:
+    return np.array(values, dtype=np.float64)

@@ -1,0 +1,195 @@
+"""How long a config's optimizer step should take, part by part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from bo_tuner.models.choices import Choices, Floats, Problem
+from bo_tuner.models.stages import Stages, stages_of
+
+__all__ = ["TIME_PARTS", "Times", "times_of"]
+
+TIME_PARTS = ("compute", "tensor", "bubble", "exchange", "gradients", "optimizer", "fixed")
+"""Names of the fields of `Times`, in the order that they are shown in."""
+_HIDDEN = 0.8
+"""Of the last backward pass: what the reduction of gradients can hide behind. Fitted."""
+_LEAST_SHOWN = 0.15
+"""Of a reduction that could be hidden altogether: the last bucket waits for the last gradient. Guessed once."""
+_NODE_TOLL = 0.09
+"""By which a collective over all nodes slows for each doubling of their number. Fitted."""
+_RANK_TOLL_S = 3.6e-4
+"""Seconds that each further data-parallel rank adds to a step: stragglers. Fitted."""
+_FAR_EXPONENT = 0.88
+"""Host time of a block grows with (tensor degree / node size) to this power once a tensor group spans nodes. Fitted."""
+_OVERLAP = 4.0
+"""Host and device work side by side: a layer takes (host^q + device^q)^(1/q) with this q; where nothing is launched ahead, the sum."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """Seconds of an optimizer step, one element a config."""
+
+    compute: Floats
+    """Layers of the busiest stage over all micro-batches, and the host where it is slower."""
+    tensor: Floats
+    """The part of layers that tensor-parallel ranks spend on all-reduces."""
+    bubble: Floats
+    """Waiting for the pipeline to fill and drain."""
+    exchange: Floats
+    """Messages between stages."""
+    gradients: Floats
+    """Reducing gradients, and under ZeRO gathering weights, as far as nothing hides it."""
+    optimizer: Floats
+    fixed: Floats
+    """Of the framework, whatever is trained."""
+
+    @property
+    def total(self) -> Floats:
+        """The step."""
+        return sum((getattr(self, part) for part in TIME_PARTS), np.zeros_like(self.compute))
+
+
+def times_of(problem: Problem, choices: Choices, *, layer_costs: tuple[float, ...] = ()) -> Times:
+    """Predict the step time of `choices`.
+
+    A step of a flushing pipeline takes (m - 1) times its slowest stage plus every stage once (with equal stages (m + d - 1) times one, as
+    in Narayanan et al., arXiv 2104.04473, section 2.2), one of PipeDream-2BW m times the slowest (arXiv 2006.09503, section 3.1).
+    A block's tensor-parallel ranks reduce its output 4 times, 6 with recomputation, in rings of 2 (t - 1) / t of its bytes (Shoeybi et
+    al., arXiv 1909.08053, section 3). ZeRO 0 moves 2 elements a parameter and step, stage 1 the same as reduce-scatter and
+    all-gather, stage 2 one more for each further micro-batch, stage 3 three for each (arXiv 1910.02054, section 7).
+
+    Args:
+        problem: What is trained, and on what.
+        choices: Depths that the model has layers for.
+        layer_costs: What layers are dealt to stages by, where it was measured.
+    """
+    parts = {part: np.zeros(len(choices)) for part in TIME_PARTS}
+    for depth in np.unique(choices.depth):
+        chosen = choices.depth == depth
+        stages = stages_of(problem.profile, int(depth), problem.software, layer_costs)
+        for part, values in _of_one_depth(problem, choices[chosen], stages).items():
+            parts[part][chosen] = values
+    return Times(**parts)
+
+
+def _of_one_depth(problem: Problem, choices: Choices, stages: Stages) -> dict[str, Floats]:
+    software, hardware = problem.software, problem.hardware
+    m, depth = choices.accumulation, choices.depth
+    layers, tensor_share = _layer_times(problem, choices, stages)
+    of_stage = layers @ stages.n_layers.T
+    slowest = np.argmax(of_stage, axis=1)
+    worst = of_stage[np.arange(len(choices)), slowest]
+    once = of_stage @ stages.n_stages
+    waits = np.where(choices.is_2bw, 0.0, once - worst)
+
+    message = max(kind.output_bytes for kind in stages.kinds) * choices.micro_batch
+    if software.shards_sequence:
+        message = message / choices.tensor
+    link = hardware.inside if problem.n_nodes == 1 else hardware.between
+    share = 1 if problem.n_nodes == 1 else min(problem.node_size, hardware.node_size)
+    one_way = np.where(depth > 1, message * share / link.bytes_per_s + link.latency_s + software.exchange_s, 0.0)
+    exchange = 2 * one_way * np.where(choices.is_2bw, m, m + depth - 2)
+
+    compute = m * worst
+    tensor = compute * (tensor_share @ stages.n_layers.T)[np.arange(len(choices)), slowest] / worst
+    n_parameters = np.max(stages.total("n_trainable") - stages.n_shared) / choices.tensor
+    sharded = np.where(choices.zero_stage >= 1, choices.data, 1.0)
+    return {
+        "compute": compute - tensor,
+        "tensor": tensor,
+        "bubble": waits,
+        "exchange": np.where(depth > 1, exchange, 0.0),
+        "gradients": _gradients(problem, choices, n_parameters, once / depth),
+        "optimizer": software.optimizer_bytes * n_parameters / sharded / hardware.memory_bytes_per_s,
+        "fixed": np.full(len(choices), software.step_s),
+    }
+
+
+def _layer_times(problem: Problem, choices: Choices, stages: Stages) -> tuple[Floats, Floats]:
+    """Seconds of forward and backward of one micro-batch in one layer of each kind, shape (configs, kinds); and the part of it spent on
+    tensor-parallel all-reduces."""
+    software, hardware, profile = problem.software, problem.hardware, problem.profile
+    tensor, batch = choices.tensor[:, None], choices.micro_batch[:, None]
+    tokens = batch * profile.seq_len
+    is_block = np.array([kind.is_block for kind in stages.kinds], dtype=bool)
+    of = {
+        name: np.array([getattr(kind, name) for kind in stages.kinds], dtype=np.float64)
+        for name in (
+            "matmul_flops",
+            "attention_flops",
+            "moved_bytes",
+            "n_operations",
+            "output_bytes",
+            "kept_bytes",
+            "whole_kept_bytes",
+        )
+    }
+    rate = hardware.matmul
+    width = profile.hidden / tensor
+    efficiency = rate.share * tokens / (tokens + rate.half_tokens) * width / (width + rate.half_width)
+    whole = of["whole_kept_bytes"] / np.maximum(of["kept_bytes"], 1.0)
+    across = 1 / tensor if software.shards_sequence else np.ones_like(tensor)
+    moved = of["moved_bytes"] * batch * (whole * across + (1 - whole) / tensor)
+    forward = (
+        of["matmul_flops"] * batch / tensor / (rate.peak_flops_per_s * efficiency)
+        + of["attention_flops"] * batch / tensor / hardware.attention_flops_per_s
+        + moved / hardware.memory_bytes_per_s
+    )
+    passes = np.where(choices.recomputes[:, None] & is_block, 4.0, 3.0)
+    n_reduces = np.where(is_block, passes * 2 - 2, 0.0)
+    ring = 2 * (tensor - 1) / tensor * of["output_bytes"] * batch
+    is_near = tensor <= problem.node_size
+    near, far = hardware.inside, hardware.between
+    speed = np.where(
+        is_near, near.bytes_per_s, far.bytes_per_s * np.minimum(tensor, problem.node_size) / problem.node_size
+    )
+    latency = np.where(is_near, near.latency_s, far.latency_s)
+    reduces = np.where(tensor > 1, n_reduces * (ring / speed + 2 * np.log2(tensor) * latency), 0.0)
+
+    host = passes * of["n_operations"] * hardware.operation_s * software.host_factor
+    host = host * np.maximum(tensor / problem.node_size, 1.0) ** _FAR_EXPONENT
+    factor, exponent = software.pipeline_host
+    host = host * np.where((tensor > 1) & (choices.depth > 1)[:, None], factor * tensor**exponent, 1.0)
+    device = passes * forward + reduces
+    q = _OVERLAP if hardware.launches_ahead else 1.0
+    together = (device**q + host**q) ** (1 / q)
+    return together, reduces * np.where(device > 0, together / np.maximum(device, 1e-30), 0.0)
+
+
+def _gradients(problem: Problem, choices: Choices, n_parameters: Floats, backward_and_forward: Floats) -> Floats:
+    """Seconds of data-parallel traffic that nothing hides.
+
+    Args:
+        problem: What is trained, and on what.
+        choices: Of one depth.
+        n_parameters: Trained ones of the fullest stage on one tensor rank.
+        backward_and_forward: Seconds of one micro-batch in an average stage, of which two thirds are the backward pass.
+    """
+    hardware, software = problem.hardware, problem.software
+    data, tensor, m, zero = choices.data, choices.tensor, choices.accumulation, choices.zero_stage
+    is_16_bit = problem.profile.element_bytes == 2
+    element = problem.profile.element_bytes
+    of_gradient = software.gradient_bytes if is_16_bit else 4
+    near, far = hardware.inside, hardware.between
+    # The groups of one node, as many as its tensor ranks, share its way out.
+    groups = np.maximum(np.minimum(tensor, problem.node_size), 1.0)
+    speed = np.where(
+        data * tensor <= problem.node_size, near.bytes_per_s, np.minimum(near.bytes_per_s, far.bytes_per_s / groups)
+    )
+    ring = (data - 1) / data * n_parameters / speed * (1 + _NODE_TOLL * np.log2(problem.n_nodes))
+    reduce_scatter, all_gather = ring * of_gradient, ring * element
+    backward = backward_and_forward * 2 / 3
+    shown = {
+        0: np.maximum(2 * reduce_scatter - _HIDDEN * backward, _LEAST_SHOWN * 2 * reduce_scatter),
+        1: reduce_scatter + all_gather,
+        2: all_gather + np.maximum(reduce_scatter - _HIDDEN * backward, _LEAST_SHOWN * reduce_scatter) * m,
+        3: np.maximum(
+            (2 * all_gather + reduce_scatter) - _HIDDEN * backward_and_forward,
+            _LEAST_SHOWN * (2 * all_gather + reduce_scatter),
+        )
+        * m,
+    }
+    seconds = np.select([zero == stage for stage in shown], list(shown.values()))
+    return np.where(data > 1, seconds + _RANK_TOLL_S * data, 0.0)

@@ -1,0 +1,125 @@
+"""What a config should need of each rank's memory, part by part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from bo_tuner.models.choices import Choices, Floats, Problem
+from bo_tuner.models.stages import Stages, stages_of
+
+__all__ = ["MEMORY_PARTS", "Memory", "memory_of"]
+
+MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations", "working", "buffers", "overhead")
+"""Names of the fields of `Memory`, in the order that they are shown in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Bytes of the rank that needs most, one element a config."""
+
+    weights: Floats
+    """As the forward pass reads them; twice for 2BW."""
+    gradients: Floats
+    optimizer: Floats
+    """Moments, and fp32 master weights in 16-bit training."""
+    activations: Floats
+    """Kept for backward passes, of all micro-batches in flight."""
+    working: Floats
+    """Alive for a moment: logits and their gradient, a block that is recomputed, weights gathered under ZeRO 3."""
+    buffers: Floats
+    """What messages are sent from and received in."""
+    overhead: Floats
+    """Contexts, and what the allocator loses."""
+
+    @property
+    def total(self) -> Floats:
+        """All parts together."""
+        return sum((getattr(self, part) for part in MEMORY_PARTS), np.zeros_like(self.weights))
+
+
+def memory_of(problem: Problem, choices: Choices, *, layer_costs: tuple[float, ...] = ()) -> Memory:
+    """Predict the memory of `choices`.
+
+    Model states follow ZeRO (arXiv 1910.02054, section 3): 2 + 2 + 12 bytes a parameter in 16-bit training with Adam, 4 + 4 + 8 in fp32,
+    the optimizer's share divided by the data-parallel size from stage 1 on, gradients from 2, weights from 3. A stage of a
+    1F1B pipeline keeps min(depth - stage, micro-batches) micro-batches (PipeDream-2BW, arXiv 2006.09503, section 3), GPipe all.
+
+    Args:
+        problem: What is trained, and on what.
+        choices: Depths that the model has layers for.
+        layer_costs: What layers are dealt to stages by, where it was measured.
+    """
+    parts = {part: np.zeros(len(choices)) for part in MEMORY_PARTS}
+    for depth in np.unique(choices.depth):
+        chosen = choices.depth == depth
+        stages = stages_of(problem.profile, int(depth), problem.software, layer_costs)
+        for part, values in _of_one_depth(problem, choices[chosen], stages).items():
+            parts[part][chosen] = values
+    return Memory(**parts)
+
+
+def _of_one_depth(problem: Problem, choices: Choices, stages: Stages) -> dict[str, Floats]:
+    """Of the stage that needs most, which differs from config to config."""
+    software, profile = problem.software, problem.profile
+    tensor, data, batch = choices.tensor[:, None], choices.data[:, None], choices.micro_batch[:, None]
+    zero = choices.zero_stage[:, None]
+    is_16_bit = profile.element_bytes == 2
+    n_parameters = (stages.total("n_parameters") - stages.n_shared) / tensor
+    n_trained = np.maximum(stages.total("n_trainable") - stages.n_shared, 0) / tensor
+    across = np.where(tensor > 1, tensor, 1.0) if software.shards_sequence else np.ones_like(tensor)
+
+    kept, inputs, largest = _activations(problem, stages, choices)
+    first = (choices.depth * 1.0)[:, None]
+    in_flight = np.where(
+        choices.is_gpipe[:, None],
+        choices.accumulation[:, None],
+        np.minimum(first - stages.earliest, choices.accumulation[:, None]),
+    )
+    recomputes = choices.recomputes[:, None]
+    largest_weights = max(kind.n_parameters for kind in stages.kinds) * profile.element_bytes / tensor
+    bucket = np.minimum(n_trained, software.bucket_elements) * profile.element_bytes
+    message = max(kind.output_bytes for kind in stages.kinds) * batch / across
+    all_parts = {
+        "weights": n_parameters
+        * profile.element_bytes
+        * np.where(zero >= 3, 1 / data, 1.0)
+        * np.where(choices.is_2bw, 2, 1)[:, None],
+        "gradients": n_trained * (software.gradient_bytes if is_16_bit else 4) * np.where(zero >= 2, 1 / data, 1.0),
+        "optimizer": n_trained * (12 if is_16_bit else 8) * np.where(zero >= 1, 1 / data, 1.0),
+        "activations": in_flight * np.where(recomputes, inputs, kept),
+        "working": stages.total("working_bytes") * batch / tensor
+        + np.where(recomputes, largest, 0.0)
+        + np.where(zero >= 3, 2 * largest_weights, 0.0),
+        "buffers": np.where(zero >= 1, 2 * bucket, 0.0) * (data > 1) + np.where(first > 1, 2 * message, 0.0),
+    }
+    n_sorts = len(stages.n_stages)
+    full = {name: np.broadcast_to(part, (len(choices), n_sorts)) for name, part in all_parts.items()}
+    stored = np.sum(list(full.values()), axis=0)
+    worst = np.argmax(stored, axis=1)[:, None]
+    found = {name: np.take_along_axis(part, worst, axis=1)[:, 0] for name, part in full.items()}
+    found["overhead"] = (
+        np.take_along_axis(stored, worst, axis=1)[:, 0] * software.fragmentation + software.context_bytes
+    )
+    return found
+
+
+def _activations(problem: Problem, stages: Stages, choices: Choices) -> tuple[Floats, Floats, Floats]:
+    """Bytes of one micro-batch by config and sort of stage: kept as it is, kept when blocks are recomputed, and by the largest block.
+
+    Tensor-parallel ranks divide what lies between their matrix products; the rest is whole on each, unless the sequence is divided too
+    (Korthikanti et al., arXiv 2205.05198, table 2).
+    """
+    tensor, batch = choices.tensor[:, None], choices.micro_batch[:, None]
+    shards = problem.software.shards_sequence
+    whole = np.array([kind.whole_kept_bytes for kind in stages.kinds], dtype=np.float64)
+    split = np.array([kind.kept_bytes for kind in stages.kinds], dtype=np.float64) - whole
+    outputs = np.array([kind.output_bytes for kind in stages.kinds], dtype=np.float64)
+    is_block = np.array([kind.is_block for kind in stages.kinds], dtype=bool)
+    across = tensor if shards else np.ones_like(tensor)
+    gathered = np.where((tensor > 1) & is_block & problem.software.keeps_gathered, 2 * outputs, 0.0)
+    kept = batch * (split / tensor + whole / across + gathered)
+    inputs = np.where(is_block, batch * outputs / across, kept)
+    largest = np.max(np.where(is_block, kept, 0.0), axis=1)[:, None]
+    return kept @ stages.n_layers.T, inputs @ stages.n_layers.T, largest

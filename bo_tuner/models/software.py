@@ -1,0 +1,60 @@
+"""`Software`: how a training framework spends time and memory beyond the arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["DEEPSPEED", "FRAMEWORKS", "MEGATRON", "NANOTRON", "Software", "framework_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Software:
+    """What the same model on the same devices costs more or less under one framework than under another."""
+
+    name: str
+    gradient_bytes: int
+    """Of a gradient element in 16-bit training: 4 where gradients are accumulated in fp32."""
+    host_factor: float
+    """Host time of an operation over that of launching it alone: the framework's own Python. Fitted where a table shows it."""
+    pipeline_host: tuple[float, float] = (1.0, 0.0)
+    """(a, b): in a pipeline whose stages are split over t > 1 tensor ranks, host time is a t^b times as long."""
+    exchange_s: float = 1e-3
+    """Host time to hand a micro-batch on to the next stage. Fitted."""
+    step_s: float = 0.01
+    """Host time once an optimizer step. Fitted."""
+    optimizer_bytes: int = 40
+    """Memory traffic of the optimizer for one parameter: Adam reads gradient, master weight and two moments and writes three and
+    the 16-bit weight, 30 bytes, and the norm and the unscaling of gradients pass over them once more."""
+    bucket_elements: int = 0
+    """Elements of each of the two buffers that gradients are reduced in under ZeRO 1 to 3, at most those of the model; 0 for none."""
+    context_bytes: int = 750_000_000
+    """Of a GPU's memory before anything is stored: what the driver, cuBLAS and NCCL take in each process. Guessed once."""
+    fragmentation: float = 0.05
+    """Of what is stored, lost between blocks of the allocator. Fitted."""
+    shards_sequence: bool = False
+    """Tensor-parallel ranks divide the activations between matrix products too (sequence parallelism, arXiv 2205.05198)."""
+    keeps_gathered: bool = False
+    """With it, the gathered inputs of a block's two column-parallel products are kept, not gathered again."""
+    partition: Literal["blocks", "flops", "cost"] = "blocks"
+    """What pipeline stages are given alike: as many blocks, as much arithmetic in greedy order, or the least costliest stage."""
+
+
+DEEPSPEED = Software(name="deepspeed", gradient_bytes=2, host_factor=4.0, bucket_elements=500_000_000, partition="cost")
+MEGATRON = Software(name="megatron", gradient_bytes=4, host_factor=3.9)
+NANOTRON = Software(
+    name="nanotron",
+    gradient_bytes=4,
+    host_factor=7.1,
+    pipeline_host=(1.22, 0.61),
+    shards_sequence=True,
+    keeps_gathered=True,
+    partition="flops",
+)
+FRAMEWORKS = {"ultrascale_playbook": NANOTRON, "deepspeed_autotuning": DEEPSPEED}
+"""By data set of published measurements, where it is not Megatron or alike."""
+
+
+def framework_of(data_set: str) -> Software:
+    """What a published table was measured with."""
+    return FRAMEWORKS.get(data_set, MEGATRON)

@@ -1,0 +1,112 @@
+"""`Stages`: how a model's layers are dealt to the stages of a pipeline, alike stages taken together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+
+import numpy as np
+
+from bo_tuner.models.choices import Floats
+from bo_tuner.models.software import Software
+from bo_tuner.partition import stage_bounds
+from bo_tuner.profile import LayerProfile, ModelProfile
+
+__all__ = ["Stages", "stages_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stages:
+    """The stages of one depth: `n_layers[s, k]` layers of kind k in the stages of sort s."""
+
+    kinds: tuple[LayerProfile, ...]
+    """Layers that differ."""
+    n_layers: Floats
+    """Shape (sorts, kinds)."""
+    n_stages: Floats
+    """Stages of each sort; shape (sorts,)."""
+    earliest: Floats
+    """Index of the first stage of each sort, which keeps most micro-batches; shape (sorts,)."""
+    n_shared: Floats
+    """Parameters that layers of one stage share with each other, of each sort; shape (sorts,)."""
+
+    def total(self, attribute: str) -> Floats:
+        """Sum of an attribute over the layers of each sort of stage; shape (sorts,)."""
+        return self.n_layers @ np.array([getattr(kind, attribute) for kind in self.kinds], dtype=np.float64)
+
+
+@lru_cache(maxsize=512)
+def stages_of(profile: ModelProfile, depth: int, software: Software, costs: tuple[float, ...] = ()) -> Stages:
+    """Deal the layers of `profile` to `depth` stages as `software` does.
+
+    Args:
+        profile: At least `depth` layers.
+        depth: Stages.
+        software: Says by what rule.
+        costs: Of each layer, measured, for the rule `cost`; empty takes the arithmetic.
+
+    Raises:
+        ConfigError: There are fewer layers than stages.
+    """
+    kinds = tuple(dict.fromkeys(profile.layers))
+    bounds = _bounds(profile, depth, software, costs)
+    dealt = [Counter(kinds.index(layer) for layer in profile.layers[start:end]) for start, end in pairwise(bounds)]
+    shared = [
+        sum(tie.n_parameters for tie in profile.ties if start <= tie.first and tie.second < end)
+        for start, end in pairwise(bounds)
+    ]
+    rows = [(*(counts[kind] for kind in range(len(kinds))), extra) for counts, extra in zip(dealt, shared, strict=True)]
+    sorts = list(dict.fromkeys(rows))
+    return Stages(
+        kinds=kinds,
+        n_layers=np.array([sort[:-1] for sort in sorts], dtype=np.float64),
+        n_stages=np.array([rows.count(sort) for sort in sorts], dtype=np.float64),
+        earliest=np.array([rows.index(sort) for sort in sorts], dtype=np.float64),
+        n_shared=np.array([sort[-1] for sort in sorts], dtype=np.float64),
+    )
+
+
+def _bounds(profile: ModelProfile, depth: int, software: Software, costs: tuple[float, ...]) -> Sequence[int]:
+    layers = profile.layers
+    arithmetic = [float(layer.matmul_flops + layer.attention_flops) for layer in layers]
+    if depth == 1:
+        return [0, len(layers)]
+    if software.partition == "cost" or depth > profile.n_blocks:
+        return stage_bounds(costs or arithmetic, depth)
+    if software.partition == "flops":
+        return _by_flops(arithmetic, depth)
+    return _by_blocks(layers, depth)
+
+
+def _by_flops(costs: Sequence[float], depth: int) -> list[int]:
+    """Layer after layer to the same stage, until the next would take the sum over the share of the stages so far."""
+    total, sum_so_far, bounds = sum(costs), 0.0, [0]
+    for index, cost in enumerate(costs):
+        sum_so_far += cost
+        if sum_so_far > total * len(bounds) / depth * (1 + 1e-9) and len(bounds) < depth and index > bounds[-1]:
+            bounds.append(index)
+    while len(bounds) < depth:  # a costly head leaves stages over: they take a layer each from the end
+        bounds = [*bounds, len(costs) - 1] if bounds[-1] < len(costs) - 1 else _shifted(bounds)
+    return [*bounds, len(costs)]
+
+
+def _shifted(bounds: list[int]) -> list[int]:
+    """One more cut, where the layers before the last cuts still leave room."""
+    for position in range(len(bounds) - 1, 0, -1):
+        if bounds[position] - 1 > bounds[position - 1]:
+            return [*bounds[:position], bounds[position] - 1, *bounds[position:]]
+    raise AssertionError("there are as many layers as stages")
+
+
+def _by_blocks(layers: Sequence[LayerProfile], depth: int) -> list[int]:
+    """As many blocks for every stage, earlier ones one more where they do not divide; what stands around them goes with the ends."""
+    blocks = [index for index, layer in enumerate(layers) if layer.is_block]
+    each, more = divmod(len(blocks), depth)
+    bounds, taken = [0], 0
+    for stage in range(depth - 1):
+        taken += each + (stage < more)
+        bounds.append(blocks[taken])
+    return [*bounds, len(layers)]
