@@ -43,7 +43,7 @@ def stages_of(profile: ModelProfile, depth: int, software: Software, costs: tupl
     """Deal the layers of `profile` to `depth` stages as `software` does.
 
     Args:
-        profile: At least `depth` layers.
+        profile: At least `depth` layers, unless the rule leaves stages empty.
         depth: Stages.
         software: Says by what rule.
         costs: Of each layer, measured, for the rule `cost`; empty takes the arithmetic.
@@ -74,31 +74,22 @@ def _bounds(profile: ModelProfile, depth: int, software: Software, costs: tuple[
     arithmetic = [float(layer.matmul_flops + layer.attention_flops) for layer in layers]
     if depth == 1:
         return [0, len(layers)]
-    if software.partition == "cost" or depth > profile.n_blocks:
-        return stage_bounds(costs or arithmetic, depth)
     if software.partition == "flops":
         return _by_flops(arithmetic, depth)
+    if software.partition == "cost" or depth > profile.n_blocks:
+        return stage_bounds(costs or arithmetic, depth)
     return _by_blocks(layers, depth)
 
 
 def _by_flops(costs: Sequence[float], depth: int) -> list[int]:
-    """Layer after layer to the same stage, until the next would take the sum over the share of the stages so far."""
+    """Layer after layer to the same stage, until the next would take the sum over the share of the stages so far; the last stages may
+    stay empty."""
     total, sum_so_far, bounds = sum(costs), 0.0, [0]
     for index, cost in enumerate(costs):
         sum_so_far += cost
         if sum_so_far > total * len(bounds) / depth * (1 + 1e-9) and len(bounds) < depth and index > bounds[-1]:
             bounds.append(index)
-    while len(bounds) < depth:  # a costly head leaves stages over: they take a layer each from the end
-        bounds = [*bounds, len(costs) - 1] if bounds[-1] < len(costs) - 1 else _shifted(bounds)
-    return [*bounds, len(costs)]
-
-
-def _shifted(bounds: list[int]) -> list[int]:
-    """One more cut, where the layers before the last cuts still leave room."""
-    for position in range(len(bounds) - 1, 0, -1):
-        if bounds[position] - 1 > bounds[position - 1]:
-            return [*bounds[:position], bounds[position] - 1, *bounds[position:]]
-    raise AssertionError("there are as many layers as stages")
+    return [*bounds, *[len(costs)] * (depth + 1 - len(bounds))]
 
 
 def _by_blocks(layers: Sequence[LayerProfile], depth: int) -> list[int]:
