@@ -15,10 +15,28 @@ from bo_tuner.hardware import Hardware
 from bo_tuner.models.software import Software
 from bo_tuner.profile import ModelProfile
 
-__all__ = ["Choices", "Flags", "Floats", "Problem"]
+__all__ = ["Choices", "Constants", "Flags", "Floats", "Problem"]
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constants:
+    """What belongs to no device and no framework. `benchmarks/fit.py` fits those called fitted, on calibration groups only."""
+
+    hidden: float = 0.8
+    """Of a backward pass: what the reduction of gradients can hide behind. Fitted."""
+    least_shown: float = 0.15
+    """Of a reduction that could be hidden altogether: the last bucket waits for the last gradient. Guessed once."""
+    node_toll: float = 0.09
+    """By which a collective over all nodes slows for each doubling of their number. Fitted."""
+    rank_toll_s: float = 3.6e-4
+    """Seconds that each data-parallel rank adds to a step: stragglers. Fitted."""
+    far_exponent: float = 0.88
+    """Host time grows with (tensor degree / node size) to this power once a tensor group spans nodes. Fitted."""
+    overlap: float = 4.0
+    """Host and device work side by side: a layer takes (host^q + device^q)^(1/q) with this q. Fitted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +50,7 @@ class Problem:
     """World size."""
     node_size: int
     """Ranks of a node; `n_ranks` when there is only one."""
+    constants: Constants = Constants()
 
     def __post_init__(self) -> None:
         if self.n_ranks < 1 or self.node_size < 1:

@@ -13,18 +13,6 @@ __all__ = ["TIME_PARTS", "Times", "times_of"]
 
 TIME_PARTS = ("compute", "tensor", "bubble", "exchange", "gradients", "optimizer", "fixed")
 """Names of the fields of `Times`, in the order that they are shown in."""
-_HIDDEN = 0.8
-"""Of the last backward pass: what the reduction of gradients can hide behind. Fitted."""
-_LEAST_SHOWN = 0.15
-"""Of a reduction that could be hidden altogether: the last bucket waits for the last gradient. Guessed once."""
-_NODE_TOLL = 0.09
-"""By which a collective over all nodes slows for each doubling of their number. Fitted."""
-_RANK_TOLL_S = 3.6e-4
-"""Seconds that each further data-parallel rank adds to a step: stragglers. Fitted."""
-_FAR_EXPONENT = 0.88
-"""Host time of a block grows with (tensor degree / node size) to this power once a tensor group spans nodes. Fitted."""
-_OVERLAP = 4.0
-"""Host and device work side by side: a layer takes (host^q + device^q)^(1/q) with this q; where nothing is launched ahead, the sum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +72,7 @@ def _of_one_depth(problem: Problem, choices: Choices, stages: Stages) -> dict[st
     once = of_stage @ stages.n_stages
     waits = np.where(choices.is_2bw, 0.0, once - worst)
 
-    message = max(kind.output_bytes for kind in stages.kinds) * choices.micro_batch
+    message = stages.each("output_bytes").max() * choices.micro_batch
     if software.shards_sequence:
         message = message / choices.tensor
     link = hardware.inside if problem.n_nodes == 1 else hardware.between
@@ -113,33 +101,21 @@ def _layer_times(problem: Problem, choices: Choices, stages: Stages) -> tuple[Fl
     software, hardware, profile = problem.software, problem.hardware, problem.profile
     tensor, batch = choices.tensor[:, None], choices.micro_batch[:, None]
     tokens = batch * profile.seq_len
-    is_block = np.array([kind.is_block for kind in stages.kinds], dtype=bool)
-    of = {
-        name: np.array([getattr(kind, name) for kind in stages.kinds], dtype=np.float64)
-        for name in (
-            "matmul_flops",
-            "attention_flops",
-            "moved_bytes",
-            "n_operations",
-            "output_bytes",
-            "kept_bytes",
-            "whole_kept_bytes",
-        )
-    }
+    is_block = stages.each("is_block") > 0
     rate = hardware.matmul
     width = profile.hidden / tensor
     efficiency = rate.share * tokens / (tokens + rate.half_tokens) * width / (width + rate.half_width)
-    whole = of["whole_kept_bytes"] / np.maximum(of["kept_bytes"], 1.0)
+    whole = stages.each("whole_kept_bytes") / np.maximum(stages.each("kept_bytes"), 1.0)
     across = 1 / tensor if software.shards_sequence else np.ones_like(tensor)
-    moved = of["moved_bytes"] * batch * (whole * across + (1 - whole) / tensor)
+    moved = stages.each("moved_bytes") * batch * (whole * across + (1 - whole) / tensor)
     forward = (
-        of["matmul_flops"] * batch / tensor / (rate.peak_flops_per_s * efficiency)
-        + of["attention_flops"] * batch / tensor / hardware.attention_flops_per_s
+        stages.each("matmul_flops") * batch / tensor / (rate.peak_flops_per_s * efficiency)
+        + stages.each("attention_flops") * batch / tensor / hardware.attention_flops_per_s
         + moved / hardware.memory_bytes_per_s
     )
     passes = np.where(choices.recomputes[:, None] & is_block, 4.0, 3.0)
     n_reduces = np.where(is_block, passes * 2 - 2, 0.0)
-    ring = 2 * (tensor - 1) / tensor * of["output_bytes"] * batch
+    ring = 2 * (tensor - 1) / tensor * stages.each("output_bytes") * batch
     is_near = tensor <= problem.node_size
     near, far = hardware.inside, hardware.between
     speed = np.where(
@@ -148,12 +124,12 @@ def _layer_times(problem: Problem, choices: Choices, stages: Stages) -> tuple[Fl
     latency = np.where(is_near, near.latency_s, far.latency_s)
     reduces = np.where(tensor > 1, n_reduces * (ring / speed + 2 * np.log2(tensor) * latency), 0.0)
 
-    host = passes * of["n_operations"] * hardware.operation_s * software.host_factor
-    host = host * np.maximum(tensor / problem.node_size, 1.0) ** _FAR_EXPONENT
+    host = passes * stages.each("n_operations") * hardware.operation_s * software.host_factor
+    host = host * np.maximum(tensor / problem.node_size, 1.0) ** problem.constants.far_exponent
     factor, exponent = software.pipeline_host
     host = host * np.where((tensor > 1) & (choices.depth > 1)[:, None], factor * tensor**exponent, 1.0)
     device = passes * forward + reduces
-    q = _OVERLAP if hardware.launches_ahead else 1.0
+    q = problem.constants.overlap if hardware.launches_ahead else 1.0
     together = (device**q + host**q) ** (1 / q)
     return together, reduces * np.where(device > 0, together / np.maximum(device, 1e-30), 0.0)
 
@@ -167,7 +143,7 @@ def _gradients(problem: Problem, choices: Choices, n_parameters: Floats, backwar
         n_parameters: Trained ones of the fullest stage on one tensor rank.
         backward_and_forward: Seconds of one micro-batch in an average stage, of which two thirds are the backward pass.
     """
-    hardware, software = problem.hardware, problem.software
+    hardware, software, constants = problem.hardware, problem.software, problem.constants
     data, tensor, m, zero = choices.data, choices.tensor, choices.accumulation, choices.zero_stage
     is_16_bit = problem.profile.element_bytes == 2
     element = problem.profile.element_bytes
@@ -178,18 +154,19 @@ def _gradients(problem: Problem, choices: Choices, n_parameters: Floats, backwar
     speed = np.where(
         data * tensor <= problem.node_size, near.bytes_per_s, np.minimum(near.bytes_per_s, far.bytes_per_s / groups)
     )
-    ring = (data - 1) / data * n_parameters / speed * (1 + _NODE_TOLL * np.log2(problem.n_nodes))
+    ring = (data - 1) / data * n_parameters / speed * (1 + constants.node_toll * np.log2(problem.n_nodes))
     reduce_scatter, all_gather = ring * of_gradient, ring * element
     backward = backward_and_forward * 2 / 3
     shown = {
-        0: np.maximum(2 * reduce_scatter - _HIDDEN * backward, _LEAST_SHOWN * 2 * reduce_scatter),
+        0: np.maximum(2 * reduce_scatter - constants.hidden * backward, constants.least_shown * 2 * reduce_scatter),
         1: reduce_scatter + all_gather,
-        2: all_gather + np.maximum(reduce_scatter - _HIDDEN * backward, _LEAST_SHOWN * reduce_scatter) * m,
+        2: all_gather
+        + np.maximum(reduce_scatter - constants.hidden * backward, constants.least_shown * reduce_scatter) * m,
         3: np.maximum(
-            (2 * all_gather + reduce_scatter) - _HIDDEN * backward_and_forward,
-            _LEAST_SHOWN * (2 * all_gather + reduce_scatter),
+            (2 * all_gather + reduce_scatter) - constants.hidden * backward_and_forward,
+            constants.least_shown * (2 * all_gather + reduce_scatter),
         )
         * m,
     }
     seconds = np.select([zero == stage for stage in shown], list(shown.values()))
-    return np.where(data > 1, seconds + _RANK_TOLL_S * data, 0.0)
+    return np.where(data > 1, seconds + constants.rank_toll_s * data, 0.0)

@@ -78,9 +78,9 @@ def _of_one_depth(problem: Problem, choices: Choices, stages: Stages) -> dict[st
         np.minimum(first - stages.earliest, choices.accumulation[:, None]),
     )
     recomputes = choices.recomputes[:, None]
-    largest_weights = max(kind.n_parameters for kind in stages.kinds) * profile.element_bytes / tensor
+    largest_weights = stages.each("n_parameters").max() * profile.element_bytes / tensor
     bucket = np.minimum(n_trained, software.bucket_elements) * profile.element_bytes
-    message = max(kind.output_bytes for kind in stages.kinds) * batch / across
+    message = stages.each("output_bytes").max() * batch / across
     all_parts = {
         "weights": n_parameters
         * profile.element_bytes
@@ -113,10 +113,10 @@ def _activations(problem: Problem, stages: Stages, choices: Choices) -> tuple[Fl
     """
     tensor, batch = choices.tensor[:, None], choices.micro_batch[:, None]
     shards = problem.software.shards_sequence
-    whole = np.array([kind.whole_kept_bytes for kind in stages.kinds], dtype=np.float64)
-    split = np.array([kind.kept_bytes for kind in stages.kinds], dtype=np.float64) - whole
-    outputs = np.array([kind.output_bytes for kind in stages.kinds], dtype=np.float64)
-    is_block = np.array([kind.is_block for kind in stages.kinds], dtype=bool)
+    whole = stages.each("whole_kept_bytes")
+    split = stages.each("kept_bytes") - whole
+    outputs = stages.each("output_bytes")
+    is_block = stages.each("is_block") > 0
     across = tensor if shards else np.ones_like(tensor)
     gathered = np.where((tensor > 1) & is_block & problem.software.keeps_gathered, 2 * outputs, 0.0)
     kept = batch * (split / tensor + whole / across + gathered)

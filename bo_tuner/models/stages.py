@@ -33,9 +33,13 @@ class Stages:
     n_shared: Floats
     """Parameters that layers of one stage share with each other, of each sort; shape (sorts,)."""
 
+    def each(self, attribute: str) -> Floats:
+        """An attribute of every kind of layer; shape (kinds,)."""
+        return np.array([getattr(kind, attribute) for kind in self.kinds], dtype=np.float64)
+
     def total(self, attribute: str) -> Floats:
-        """Sum of an attribute over the layers of each sort of stage; shape (sorts,)."""
-        return self.n_layers @ np.array([getattr(kind, attribute) for kind in self.kinds], dtype=np.float64)
+        """Its sum over the layers of each sort of stage; shape (sorts,)."""
+        return self.n_layers @ self.each(attribute)
 
 
 @lru_cache(maxsize=512)
