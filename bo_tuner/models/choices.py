@@ -81,9 +81,16 @@ class Choices:
 
     @classmethod
     def of(cls, configs: Sequence[TrainConfig], n_ranks: int) -> Choices:
-        """From configs on `n_ranks`, whose depth x tensor degree must divide them."""
+        """From configs on `n_ranks`.
+
+        Raises:
+            ConfigError: Depth x tensor degree of one does not divide the ranks.
+        """
         depth = _floats([config.pipeline_depth for config in configs])
         tensor = _floats([config.tensor_parallel for config in configs])
+        uneven = np.flatnonzero(n_ranks % (depth * tensor))
+        if uneven.size:
+            configs[int(uneven[0])].data_parallel(n_ranks)
         schedules = [config.pipeline_schedule for config in configs]
         return cls(
             zero_stage=_floats([config.zero_stage for config in configs]),
