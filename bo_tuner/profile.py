@@ -91,5 +91,7 @@ class ModelProfile:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ModelProfile:
         """The inverse of `to_dict`."""
-        layers = tuple(LayerProfile(**layer) for layer in data["layers"])
-        return cls(**{**data, "layers": layers, "ties": tuple(Tie(**tie) for tie in data["ties"])})
+        values: dict[str, Any] = dict(data)
+        values["layers"] = tuple(LayerProfile(**layer) for layer in data["layers"])
+        values["ties"] = tuple(Tie(**tie) for tie in data["ties"])
+        return cls(**values)

@@ -69,11 +69,8 @@ class Hardware:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Hardware:
         """The inverse of `to_dict`."""
-        return cls(
-            **{
-                **data,
-                "matmul": MatmulRate(**data["matmul"]),
-                "inside": Link(**data["inside"]),
-                "between": Link(**data["between"]),
-            }
-        )
+        values: dict[str, Any] = dict(data)
+        values["matmul"] = MatmulRate(**data["matmul"])
+        for name in ("inside", "between"):
+            values[name] = Link(**data[name])
+        return cls(**values)
