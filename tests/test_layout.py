@@ -66,6 +66,7 @@ LAYERS = (
         "open_candidates",
         "presets",
     },
+    {"schedules"},
     {"samplers"},
     {"objectives"},
     {"storage"},

@@ -1,0 +1,69 @@
+"""`2bw`: never drained, at the price of a second version of the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from bo_tuner.schedules.actions import Action, Backward, Forward, Update
+from bo_tuner.schedules.base import EvenPipeline, Numbers, Schedule, one_by_one, one_by_one_s, positive_part
+
+__all__ = ["TwoBW"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TwoBW(Schedule):
+    """1F1B from the first batch to the last, each on weights one update old (PipeDream-2BW, arXiv 2006.09503, section 3.1).
+
+    Batch t computes its gradient on version max(t - 1, 0) on every rank, so no more than that and the newest are needed. It
+    needs depth micro-batches per update; with fewer, rank 0 could not keep depth under way without weights yet to be made.
+    """
+
+    name: ClassVar[str] = "2bw"
+    rule: ClassVar[str] = "depth must be at least 1, and n_micro_batches at least depth"
+    n_weight_versions: ClassVar[int] = 2
+
+    def is_legal(self, *, depth: Numbers, n_micro_batches: Numbers) -> Numbers:
+        return (depth >= 1) & (n_micro_batches >= depth)
+
+    def _order(self, rank: int, depth: int, n_micro_batches: int, n_batches: int) -> Iterator[Action]:
+        micro_batches = range(n_micro_batches * n_batches)
+        forwards = [Forward(number, version=max(number // n_micro_batches - 1, 0)) for number in micro_batches]
+        backwards = [Backward(number) for number in micro_batches]
+        for action in one_by_one(forwards, backwards, depth - 1 - rank):
+            yield action
+            if isinstance(action, Backward) and (action.micro_batch + 1) % n_micro_batches == 0:
+                yield Update(action.micro_batch // n_micro_batches)
+
+    def peak_held(self, rank: Numbers, *, depth: Numbers, n_micro_batches: Numbers) -> Numbers:
+        return depth - rank
+
+    def period_s(self, pipeline: EvenPipeline) -> Numbers:
+        """Exact from two ranks on while messages take no time, or update and all-reduce none; else an upper bound.
+
+        Rank 0 has depth micro-batches under way, so each costs its share of a round trip: depth (forward_s + backward_s) and 2 (depth - 1)
+        messages. Between the last backward pass of a batch and the first forward pass that reads its weights lie
+        n_micro_batches + 1 - depth micro-batches, fewest on rank 0; what the all-reduce takes beyond them is waited for.
+        """
+        micro_batch_s = pipeline.work_s + 2 * pipeline.message_s * (pipeline.depth - 1) / pipeline.depth
+        exposed_s = positive_part(
+            pipeline.all_reduce_s - (pipeline.n_micro_batches + 1 - pipeline.depth) * micro_batch_s
+        )
+        return pipeline.n_micro_batches * micro_batch_s + pipeline.update_s + exposed_s
+
+    def makespan_s(self, pipeline: EvenPipeline, n_batches: Numbers) -> Numbers:
+        """The pipeline fills and drains once. Exact where `period_s` is; else an upper bound.
+
+        The first two batches read the weights that are there. The last all-reduce starts after the one before it.
+        """
+        m, work_s = pipeline.n_micro_batches, pipeline.work_s
+        exposed_s = positive_part(pipeline.all_reduce_s - (m + 1 - pipeline.depth) * work_s)
+        queued_s = positive_part(pipeline.all_reduce_s - m * work_s - pipeline.update_s)
+        return (
+            one_by_one_s(pipeline, n_batches * m)
+            + n_batches * pipeline.update_s
+            + positive_part(n_batches - 2) * exposed_s
+            + (n_batches >= 2) * queued_s
+            + pipeline.all_reduce_s
+        )
