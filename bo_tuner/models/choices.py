@@ -107,7 +107,8 @@ class Choices:
     def __len__(self) -> int:
         return len(self.depth)
 
-    def __getitem__(self, chosen: Flags) -> Choices:
+    def at(self, chosen: Flags | NDArray[np.int64]) -> Choices:
+        """Those that are flagged, or stand at these places."""
         return Choices(**{name: getattr(self, name)[chosen] for name in self.__dataclass_fields__})
 
     @property

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bo_tuner.config import TrainConfig
 from bo_tuner.models.choices import Choices, Floats, Problem
 from bo_tuner.models.stages import Stages, stages_of
 
-__all__ = ["TIME_PARTS", "Times", "times_of"]
+__all__ = ["TIME_PARTS", "StageTimes", "Times", "stage_times", "times_of"]
 
 TIME_PARTS = ("compute", "tensor", "bubble", "exchange", "gradients", "optimizer", "fixed")
 """Names of the fields of `Times`, in the order that they are shown in."""
@@ -57,9 +58,40 @@ def times_of(problem: Problem, choices: Choices, *, layer_costs: tuple[float, ..
     for depth in np.unique(choices.depth):
         chosen = choices.depth == depth
         stages = stages_of(problem.profile, int(depth), problem.software, layer_costs)
-        for part, values in _of_one_depth(problem, choices[chosen], stages).items():
+        for part, values in _of_one_depth(problem, choices.at(chosen), stages).items():
             parts[part][chosen] = values
     return Times(**parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTimes:
+    """Seconds that one config's stages need for a micro-batch, in order."""
+
+    forward_s: tuple[float, ...]
+    backward_s: tuple[float, ...]
+    """Recomputation included."""
+    message_s: float
+    """One way between two stages."""
+
+
+def stage_times(problem: Problem, config: TrainConfig, *, layer_costs: tuple[float, ...] = ()) -> StageTimes:
+    """What a simulation of one config's pipeline needs.
+
+    Args:
+        problem: What is trained, and on what.
+        config: A depth that the model has layers for.
+        layer_costs: What layers are dealt to stages by, where it was measured.
+    """
+    choices = Choices.of([config], problem.n_ranks)
+    stages = stages_of(problem.profile, config.pipeline_depth, problem.software, layer_costs)
+    layers, _ = _layer_times(problem, choices, stages)
+    passes = np.where(choices.recomputes[:, None] & (stages.each("is_block") > 0), 4.0, 3.0)
+    forward, both = ((layers / passes) @ stages.n_layers.T)[0], (layers @ stages.n_layers.T)[0]
+    return StageTimes(
+        forward_s=tuple(float(forward[sort]) for sort in stages.sort_of),
+        backward_s=tuple(float(both[sort] - forward[sort]) for sort in stages.sort_of),
+        message_s=float(_one_way(problem, choices, stages)[0]),
+    )
 
 
 def _of_one_depth(problem: Problem, choices: Choices, stages: Stages) -> dict[str, Floats]:
@@ -72,13 +104,7 @@ def _of_one_depth(problem: Problem, choices: Choices, stages: Stages) -> dict[st
     once = of_stage @ stages.n_stages
     waits = np.where(choices.is_2bw, 0.0, once - worst)
 
-    message = stages.each("output_bytes").max() * choices.micro_batch
-    if software.shards_sequence:
-        message = message / choices.tensor
-    link = hardware.inside if problem.n_nodes == 1 else hardware.between
-    share = 1 if problem.n_nodes == 1 else min(problem.node_size, hardware.node_size)
-    one_way = np.where(depth > 1, message * share / link.bytes_per_s + link.latency_s + software.exchange_s, 0.0)
-    exchange = 2 * one_way * np.where(choices.is_2bw, m, m + depth - 2)
+    exchange = 2 * _one_way(problem, choices, stages) * np.where(choices.is_2bw, m, m + depth - 2)
 
     compute = m * worst
     tensor = compute * (tensor_share @ stages.n_layers.T)[np.arange(len(choices)), slowest] / worst
@@ -93,6 +119,17 @@ def _of_one_depth(problem: Problem, choices: Choices, stages: Stages) -> dict[st
         "optimizer": software.optimizer_bytes * n_parameters / sharded / hardware.memory_bytes_per_s,
         "fixed": np.full(len(choices), software.step_s),
     }
+
+
+def _one_way(problem: Problem, choices: Choices, stages: Stages) -> Floats:
+    """Seconds until what a stage gives is at the next one; all ranks of a node share its way out."""
+    software, hardware = problem.software, problem.hardware
+    message = stages.each("output_bytes").max() * choices.micro_batch
+    if software.shards_sequence:
+        message = message / choices.tensor
+    link = hardware.inside if problem.n_nodes == 1 else hardware.between
+    share = 1 if problem.n_nodes == 1 else problem.node_size
+    return np.where(choices.depth > 1, message * share / link.bytes_per_s + link.latency_s + software.exchange_s, 0.0)
 
 
 def _layer_times(problem: Problem, choices: Choices, stages: Stages) -> tuple[Floats, Floats]:

@@ -55,7 +55,7 @@ def memory_of(problem: Problem, choices: Choices, *, layer_costs: tuple[float, .
     for depth in np.unique(choices.depth):
         chosen = choices.depth == depth
         stages = stages_of(problem.profile, int(depth), problem.software, layer_costs)
-        for part, values in _of_one_depth(problem, choices[chosen], stages).items():
+        for part, values in _of_one_depth(problem, choices.at(chosen), stages).items():
             parts[part][chosen] = values
     return Memory(**parts)
 

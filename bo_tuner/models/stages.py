@@ -26,6 +26,8 @@ class Stages:
     """Layers that differ."""
     n_layers: Floats
     """Shape (sorts, kinds)."""
+    sort_of: tuple[int, ...]
+    """Of every stage in order."""
     n_stages: Floats
     """Stages of each sort; shape (sorts,)."""
     earliest: Floats
@@ -67,6 +69,7 @@ def stages_of(profile: ModelProfile, depth: int, software: Software, costs: tupl
     return Stages(
         kinds=kinds,
         n_layers=np.array([sort[:-1] for sort in sorts], dtype=np.float64),
+        sort_of=tuple(sorts.index(row) for row in rows),
         n_stages=np.array([rows.count(sort) for sort in sorts], dtype=np.float64),
         earliest=np.array([rows.index(sort) for sort in sorts], dtype=np.float64),
         n_shared=np.array([sort[-1] for sort in sorts], dtype=np.float64),

@@ -1,0 +1,314 @@
+"""`plan`: every config of a model on a cluster, ranked by what it should give, before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bo_tuner.config import TrainConfig
+from bo_tuner.errors import ConfigError
+from bo_tuner.models.choices import Choices, Flags, Floats, Problem
+from bo_tuner.models.cost import TIME_PARTS, Times, stage_times, times_of
+from bo_tuner.models.memory import MEMORY_PARTS, Memory, memory_of
+from bo_tuner.schedules import Timeline, find_schedule, simulate
+from bo_tuner.text import gib
+
+__all__ = ["Family", "Plan", "Planned", "plan", "timeline_of"]
+
+_N_CHECKED = 50
+"""Best configs whose pipelines are simulated."""
+_FILLED = 3
+"""A pipeline is simulated for at most this many times as many micro-batches as it is deep: later ones take as long as the last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Configs that differ only in their micro-batch."""
+
+    layout: TrainConfig
+    reason: str
+    """Why none of them can be run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """What is expected of one config."""
+
+    config: TrainConfig
+    samples_per_s: float
+    step_time_s: float
+    times_s: Mapping[str, float]
+    """The step by part."""
+    memory_bytes: Mapping[str, int]
+    """Of the rank that needs most, by part."""
+    fits: bool
+
+    @property
+    def total_bytes(self) -> int:
+        """Of the rank that needs most."""
+        return sum(self.memory_bytes.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that JSON can hold."""
+        return {
+            "name": self.config.name,
+            "params": self.config.params(),
+            "samples_per_s": self.samples_per_s,
+            "step_time_s": self.step_time_s,
+            "time_s": dict(self.times_s),
+            "memory_bytes": {**self.memory_bytes, "total": self.total_bytes},
+            "fits": self.fits,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """All configs, best first: those that fit by samples/s, then the others by the memory they need."""
+
+    problem: Problem
+    global_batch: int
+    limit_bytes: int
+    """Of one device."""
+    families: tuple[Family, ...]
+    """That fell, and why."""
+    layouts: Sequence[TrainConfig]
+    of_layout: NDArray[np.int64]
+    choices: Choices
+    times: Times
+    memory: Memory
+    step_s: Floats
+    """As simulated for the best, else by closed form."""
+    fits: Flags
+    order: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.choices)
+
+    @property
+    def n_fitting(self) -> int:
+        """Configs that should fit."""
+        return int(self.fits.sum())
+
+    def best(self, n: int | None = None) -> list[Planned]:
+        """The first `n`, or all."""
+        return [self._planned(int(index)) for index in self.order[:n]]
+
+    def find(self, name: str) -> Planned:
+        """The config of that name.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        for index in self.order:
+            if self._config(int(index)).name == name:
+                return self._planned(int(index))
+        raise ConfigError(f"--timeline must name a config of this plan, as its table does; got {name!r}")
+
+    def _config(self, index: int) -> TrainConfig:
+        return replace(
+            self.layouts[int(self.of_layout[index])],
+            micro_batch_size=int(self.choices.micro_batch[index]),
+            grad_accum_steps=int(self.choices.accumulation[index]),
+        )
+
+    def _planned(self, index: int) -> Planned:
+        step_s = float(self.step_s[index])
+        return Planned(
+            config=self._config(index),
+            samples_per_s=self.global_batch / step_s,
+            step_time_s=step_s,
+            times_s={part: float(getattr(self.times, part)[index]) for part in TIME_PARTS},
+            memory_bytes={part: int(getattr(self.memory, part)[index]) for part in MEMORY_PARTS},
+            fits=bool(self.fits[index]),
+        )
+
+
+def plan(
+    problem: Problem,
+    *,
+    global_batch: int,
+    limit_bytes: int,
+    zero_stages: Sequence[int] = (0, 1, 2, 3),
+    schedules: Sequence[str] = ("1f1b",),
+    tensor_degrees: Sequence[int] = (1,),
+    recompute: Sequence[bool] = (False, True),
+) -> Plan:
+    """Rank every config that makes steps of `global_batch` samples: the planner of PipeDream-2BW (arXiv 2006.09503, section 3.3, and
+    appendix A) over width x depth x micro-batch x recomputation, with ZeRO and tensor parallelism beside them.
+
+    Closed forms rank; the pipelines of the best are then simulated, uneven stages and messages included, and ranked again.
+
+    Args:
+        problem: What is trained, and on what; all its ranks are used.
+        global_batch: Samples of an optimizer step: for 2BW, whose gradients are one step old, the largest that is safe.
+        limit_bytes: Memory of one device that may be used.
+        zero_stages: Stages 2 and 3 only without a pipeline, since they move gradients or weights in every micro-batch.
+        schedules: Of pipelines: `1f1b`, `gpipe`, `2bw`.
+        tensor_degrees: Degrees of tensor parallelism.
+        recompute: Whether blocks are recomputed.
+
+    Raises:
+        ConfigError: No config makes such a step.
+    """
+    layouts: list[TrainConfig] = []
+    fallen: list[Family] = []
+    rows: list[tuple[int, int, int]] = []
+    for layout in _layouts(problem, zero_stages, schedules, tensor_degrees, recompute):
+        batches, reason = _batches(problem, layout, global_batch)
+        if reason:
+            fallen.append(Family(layout=layout, reason=reason))
+            continue
+        rows += [(len(layouts), micro_batch, accumulation) for micro_batch, accumulation in batches]
+        layouts.append(layout)
+    if not rows:
+        raise ConfigError(
+            f"--global-batch must be a multiple of the data-parallel ranks of some config; got {global_batch} for "
+            f"{problem.n_ranks} ranks: {fallen[0].reason if fallen else 'no config is legal'}"
+        )
+    table = np.array(rows, dtype=np.int64)
+    of_layout = table[:, 0]
+    choices = replace(
+        Choices.of(layouts, problem.n_ranks).at(of_layout),
+        micro_batch=table[:, 1].astype(np.float64),
+        accumulation=table[:, 2].astype(np.float64),
+    )
+    times, memory = times_of(problem, choices), memory_of(problem, choices)
+    fits = memory.total <= limit_bytes
+    fallen += _too_large(layouts, of_layout, memory.total, fits, limit_bytes)
+    made = Plan(
+        problem=problem,
+        global_batch=global_batch,
+        limit_bytes=limit_bytes,
+        families=tuple(fallen),
+        layouts=layouts,
+        of_layout=of_layout,
+        choices=choices,
+        times=times,
+        memory=memory,
+        step_s=times.total,
+        fits=fits,
+        order=_ranked(times.total, memory.total, fits),
+    )
+    return _checked(made)
+
+
+def timeline_of(problem: Problem, config: TrainConfig, *, n_micro_batches: int | None = None) -> Timeline:
+    """What every stage does when, in one step of `config`'s pipeline.
+
+    Args:
+        problem: What is trained, and on what.
+        config: Of any depth.
+        n_micro_batches: Fewer than the config has, to see the start only; None for all.
+    """
+    of_stage = stage_times(problem, config)
+    depth = config.pipeline_depth
+    schedule = find_schedule(config.pipeline_schedule)
+    m = n_micro_batches or config.grad_accum_steps
+    orders = [schedule.actions(rank, depth=depth, n_micro_batches=m) for rank in range(depth)]
+    return simulate(
+        orders,
+        forward_s=of_stage.forward_s,
+        backward_s=of_stage.backward_s,
+        message_s=[of_stage.message_s] * (depth - 1),
+    )
+
+
+def _layouts(
+    problem: Problem,
+    zero_stages: Sequence[int],
+    schedules: Sequence[str],
+    tensor_degrees: Sequence[int],
+    recompute: Sequence[bool],
+) -> Iterator[TrainConfig]:
+    most = problem.profile.n_blocks or len(problem.profile.layers)
+    for tensor in tensor_degrees:
+        if problem.n_ranks % tensor or tensor > problem.profile.heads:
+            continue
+        for depth in _divisors(problem.n_ranks // tensor):
+            if depth > most:
+                continue
+            for schedule in schedules if depth > 1 else ("1f1b",):
+                for stage in zero_stages:
+                    if depth > 1 and stage > 1:
+                        continue
+                    for again in recompute:
+                        yield TrainConfig(
+                            zero_stage=stage,  # type: ignore[arg-type]  # checked by the config
+                            pipeline_depth=depth,
+                            pipeline_schedule=schedule,  # type: ignore[arg-type]
+                            tensor_parallel=tensor,
+                            recompute=again,
+                        )
+
+
+def _batches(problem: Problem, layout: TrainConfig, global_batch: int) -> tuple[list[tuple[int, int]], str]:
+    """(micro-batch, accumulation) pairs, or why there are none."""
+    width, depth = layout.data_parallel(problem.n_ranks), layout.pipeline_depth
+    if global_batch % width:
+        return [], f"{global_batch} samples a step do not divide by {width} replicas"
+    if layout.pipeline_schedule == "2bw" and problem.profile.n_blocks % depth:
+        return [], f"2BW wants as many blocks in every stage, and {problem.profile.n_blocks} do not divide by {depth}"
+    each = global_batch // width
+    pairs = [(each // m, m) for m in _divisors(each) if layout.pipeline_schedule != "2bw" or m >= depth]
+    if not pairs:
+        return (
+            [],
+            f"2BW needs at least as many micro-batches as stages, and {each} samples a replica make at most {each}",
+        )
+    return pairs, ""
+
+
+def _too_large(
+    layouts: Sequence[TrainConfig], of_layout: NDArray[np.int64], total: Floats, fits: Flags, limit_bytes: int
+) -> list[Family]:
+    least = np.full(len(layouts), np.inf)
+    np.minimum.at(least, of_layout, total)
+    has_one = np.zeros(len(layouts), dtype=bool)
+    np.logical_or.at(has_one, of_layout, fits)
+    return [
+        Family(layout=layout, reason=f"needs at least {gib(int(needed))} a device, and {gib(limit_bytes)} may be used")
+        for layout, needed, one in zip(layouts, least, has_one, strict=True)
+        if not one
+    ]
+
+
+def _ranked(step_s: Floats, total: Floats, fits: Flags) -> NDArray[np.int64]:
+    return np.lexsort((np.where(fits, step_s, total), ~fits))
+
+
+def _checked(made: Plan) -> Plan:
+    """The best ones' pipelines simulated, and all ranked again."""
+    step_s = made.step_s.copy()
+    for index in made.order[:_N_CHECKED]:
+        if made.fits[index] and made.choices.depth[index] > 1:
+            step_s[index] = _simulated(made, int(index))
+    return replace(made, step_s=step_s, order=_ranked(step_s, made.memory.total, made.fits))
+
+
+def _simulated(made: Plan, index: int) -> float:
+    """Seconds of a step, with what the closed form says of all that is no pipeline."""
+    config = made._config(index)
+    times = made.times
+    beside = sum(float(getattr(times, part)[index]) for part in ("gradients", "optimizer", "fixed"))
+    of_stage = stage_times(made.problem, config)
+    if config.pipeline_schedule == "2bw":  # never drained: a step is as many turns of the slowest stage
+        period = max(map(sum, zip(of_stage.forward_s, of_stage.backward_s, strict=True)))
+        depth = config.pipeline_depth
+        return config.grad_accum_steps * (period + 2 * of_stage.message_s * (depth - 1) / depth) + beside
+    m, filled = config.grad_accum_steps, _FILLED * config.pipeline_depth
+    if m <= filled + config.pipeline_depth:
+        return timeline_of(made.problem, config).makespan_s + beside
+    short, longer = (
+        timeline_of(made.problem, config, n_micro_batches=n).makespan_s
+        for n in (filled, filled + config.pipeline_depth)
+    )
+    return longer + (m - filled - config.pipeline_depth) * (longer - short) / config.pipeline_depth + beside
+
+
+def _divisors(number: int) -> list[int]:
+    small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})
