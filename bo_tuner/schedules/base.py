@@ -1,4 +1,4 @@
-"""`Schedule`: in which order the ranks of a pipeline work, and in closed form what that costs when its stages are alike."""
+"""`Schedule`: in which order the ranks of a pipeline work, and what that costs in closed form on stages alike."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class EvenPipeline:
 class Schedule(ABC):
     """One order of work. Stateless: every method is a pure function of its arguments.
 
-    The closed forms `period_s`, `makespan_s`, `bubble_fraction` and `peak_held` share the clock of `simulate`, which takes stages that
-    differ too.
+    The closed forms `period_s`, `makespan_s`, `bubble_fraction` and `peak_held` share the clock of `simulate`, which
+    takes stages that differ too.
     """
 
     name: ClassVar[str]
@@ -109,15 +109,16 @@ class Schedule(ABC):
     def makespan_s(self, pipeline: EvenPipeline, n_batches: Numbers) -> Numbers:
         """Seconds from the first action until the last weights can be read.
 
-        With a flush that is one period after another: rank 0 begins each batch and is the last to end it, so what the other
-        ranks do between two batches is never waited for.
+        With a flush that is one period after another: rank 0 begins each batch and is the last to end it, so what the
+        other ranks do between two batches is never waited for.
         """
         return n_batches * self.period_s(pipeline)
 
     def bubble_fraction(self, pipeline: EvenPipeline) -> Numbers:
         """Share of wall time in which a rank neither computes nor updates, in a long run.
 
-        SC21 (Megatron-LM, arXiv 2104.04473, section 2.2) divides by ideal time instead, so its (p - 1) / m is here (p - 1) / (m + p - 1).
+        SC21 (Megatron-LM, arXiv 2104.04473, section 2.2) divides by ideal time instead: what is
+        (p - 1) / m there is (p - 1) / (m + p - 1) here.
         """
         busy_s = pipeline.n_micro_batches * pipeline.work_s + pipeline.update_s
         return 1 - busy_s / self.period_s(pipeline)
@@ -132,13 +133,13 @@ def one_by_one(forwards: Sequence[Forward], backwards: Sequence[Backward], n_war
 
 
 def one_by_one_s(pipeline: EvenPipeline, n_micro_batches: Numbers) -> Numbers:
-    """Seconds that so many micro-batches take `one_by_one`, with depth - 1 - rank forward passes of warm-up and no update.
+    """Seconds that so many micro-batches take `one_by_one`, after depth - 1 - rank forward passes, without an update.
 
-    Any longest chain of waiting runs through n_micro_batches + depth - 1 passes of each kind. It may turn from a backward pass to the
-    forward pass that follows on the same rank, r, which leads depth - r micro-batches further, and from a forward pass to
-    the backward pass that follows, which leads depth - r - 1 back. So with j turns of the first kind and j + 1 of the second
-    it passes n_micro_batches + depth - 2 - j boundaries downwards and as many upwards; and as no stretch between two turns
-    is longer than depth - 1, j is at least (n_micro_batches - 1) / depth.
+    Any longest chain of waiting runs through n_micro_batches + depth - 1 passes of each kind. It may turn from a
+    backward pass to the forward pass that follows on the same rank, r, which leads depth - r micro-batches further, and
+    from a forward pass to the backward pass that follows, which leads depth - r - 1 back. So with j turns of the first
+    kind and j + 1 of the second it passes n_micro_batches + depth - 2 - j boundaries downwards and as many upwards; and
+    as no stretch between two turns is longer than depth - 1, j is at least (n_micro_batches - 1) / depth.
     """
     depth = pipeline.depth
     n_turns = (n_micro_batches + depth - 2) // depth

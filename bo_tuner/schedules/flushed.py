@@ -21,7 +21,7 @@ class _Flushed(Schedule):
     def _order(self, rank: int, depth: int, n_micro_batches: int, n_batches: int) -> Iterator[Action]:
         n_warm_up = self._warm_up(rank, depth, n_micro_batches)
         for batch in range(n_batches):
-            # As many micro-batches as there are ranks go through one chunk, then through the next; with one chunk, all in turn.
+            # As many micro-batches as there are ranks go through one chunk, then through the next.
             forwards: list[Forward] = []
             backwards: list[Backward] = []
             for number in range(n_micro_batches * self.n_chunks):
@@ -44,7 +44,7 @@ class _Flushed(Schedule):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GPipe(_Flushed):
-    """All forward passes, then all backward passes, both from the first micro-batch to the last (GPipe, arXiv 1811.06965)."""
+    """All forward passes, then all backward passes, both in order of micro-batches (GPipe, arXiv 1811.06965)."""
 
     name: ClassVar[str] = "gpipe"
 
@@ -52,7 +52,7 @@ class GPipe(_Flushed):
         return n_micro_batches
 
     def period_s(self, pipeline: EvenPipeline) -> Numbers:
-        """Work of depth - 1 micro-batches is spent on filling and draining, each of which passes every boundary once."""
+        """Filling and draining cost the work of depth - 1 micro-batches, and a message at every boundary each."""
         depth = pipeline.depth
         work_s = (pipeline.n_micro_batches + depth - 1) * pipeline.work_s + 2 * (depth - 1) * pipeline.message_s
         return work_s + pipeline.update_s + pipeline.all_reduce_s
@@ -73,7 +73,7 @@ class OneFOneB(_Flushed):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interleaved(_Flushed):
-    """1F1B with several chunks per rank: a smaller bubble for more messages (Megatron-LM, arXiv 2104.04473, section 2.2.2)."""
+    """1F1B with several chunks per rank: less bubble, more messages (Megatron-LM, arXiv 2104.04473, section 2.2.2)."""
 
     name: ClassVar[str] = "interleaved"
     rule: ClassVar[str] = "depth and n_micro_batches must be at least 1, and depth must divide n_micro_batches"
@@ -92,9 +92,9 @@ class Interleaved(_Flushed):
     def period_s(self, pipeline: EvenPipeline) -> Numbers:
         """Exact as long as a message takes no longer than the shorter pass of a chunk; else an upper bound.
 
-        Up to there the warm-up, twice that of 1F1B, hides all messages but those of the first micro-batch's way down and the
-        last one's way up. The longest chain of waiting grows at most by one message per pass on it, so beyond that time it
-        grows no faster than in the length of that chain, 2 (n_micro_batches n_chunks + depth - 1) passes.
+        Up to there the warm-up, twice that of 1F1B, hides all messages but those of the first micro-batch on its way
+        down and of the last one on its way up. Beyond, the longest chain of waiting grows by at most one message per
+        pass on it, and no chain has more than 2 (n_micro_batches n_chunks + depth - 1) passes.
         """
         depth, message_s = pipeline.depth, pipeline.message_s
         n_passes = pipeline.n_micro_batches * self.n_chunks + depth - 1

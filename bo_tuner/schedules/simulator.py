@@ -51,7 +51,7 @@ class Timeline:
 
     @property
     def peak_held(self) -> tuple[int, ...]:
-        """By rank, the most forward passes, each of a micro-batch through one chunk, kept at once for their backward pass."""
+        """By rank, the most forward passes, each of a micro-batch through one chunk, kept for their backward pass."""
         peaks: list[int] = []
         for order in self.orders:
             held = peak = 0
@@ -86,10 +86,11 @@ def simulate(
 
     A rank does one action at a time. What overlaps:
 
-    - A message takes its time, and no one else's: its sender goes on at once, messages do not slow each other, and only the
-      receiver waits, in the pass that needs it. Stage s + 1's forward pass waits for stage s's, and stage s's backward pass for stage s + 1's.
-    - An update holds its rank for `update_s`. Its all-reduce then runs beside the rank's next passes, after the one before it;
-      only a forward pass that reads the new version waits for it.
+    - A message takes its time, and no one else's: its sender goes on at once, messages do not slow each other, and only
+      the receiver waits, in the pass that needs it. Stage s + 1's forward pass waits for stage s's, and stage s's
+      backward pass for stage s + 1's.
+    - An update holds its rank for `update_s`. Its all-reduce then runs beside the rank's next passes, after the one
+      before it; only a forward pass that reads the new version waits for it.
 
     Costs time and memory in proportion to the number of actions.
 

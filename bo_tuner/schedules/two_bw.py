@@ -14,10 +14,11 @@ __all__ = ["TwoBW"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TwoBW(Schedule):
-    """1F1B from the first batch to the last, each on weights one update old (PipeDream-2BW, arXiv 2006.09503, section 3.1).
+    """1F1B from first batch to last, on weights one update old (PipeDream-2BW, arXiv 2006.09503, section 3.1).
 
-    Batch t computes its gradient on version max(t - 1, 0) on every rank, so no more than that and the newest are needed. It
-    needs depth micro-batches per update; with fewer, rank 0 could not keep depth under way without weights yet to be made.
+    Batch t computes its gradient on version max(t - 1, 0) on every rank, so no more than that and the newest are
+    needed. The paper asks for depth micro-batches per update; one fewer would do, with no time for the all-reduce of
+    rank 0.
     """
 
     name: ClassVar[str] = "2bw"
@@ -42,9 +43,10 @@ class TwoBW(Schedule):
     def period_s(self, pipeline: EvenPipeline) -> Numbers:
         """Exact from two ranks on while messages take no time, or update and all-reduce none; else an upper bound.
 
-        Rank 0 has depth micro-batches under way, so each costs its share of a round trip: depth (forward_s + backward_s) and 2 (depth - 1)
-        messages. Between the last backward pass of a batch and the first forward pass that reads its weights lie
-        n_micro_batches + 1 - depth micro-batches, fewest on rank 0; what the all-reduce takes beyond them is waited for.
+        Rank 0 has depth micro-batches under way, so each costs its share of a round trip, which is depth times the work
+        of one and 2 (depth - 1) messages. Between the last backward pass of a batch and the first forward pass that
+        reads its weights lie n_micro_batches + 1 - depth micro-batches, fewest on rank 0; what the all-reduce takes
+        beyond them is waited for.
         """
         micro_batch_s = pipeline.work_s + 2 * pipeline.message_s * (pipeline.depth - 1) / pipeline.depth
         exposed_s = positive_part(

@@ -107,7 +107,7 @@ def test_most_passes_held_are_what_the_closed_form_says(name: str) -> None:
 
 
 def test_interleaving_holds_more_than_1f1b_by_its_longer_warm_up() -> None:
-    """Korthikanti et al., arXiv 2205.05198, section 4.2.3: 1 + (p - 1) / (p v) times the activations of 1F1B on rank 0."""
+    """Korthikanti et al., arXiv 2205.05198, section 4.2.3: 1 + (p - 1) / (p v) times what 1F1B keeps on rank 0."""
     depth, n_chunks = 8, 4
     chunks_held = find_schedule("interleaved", n_chunks=n_chunks).peak_held(0, depth=depth, n_micro_batches=64)
     whole_held = find_schedule("1f1b").peak_held(0, depth=depth, n_micro_batches=64)

@@ -144,7 +144,7 @@ def test_what_is_never_made_is_waited_for_in_vain(order: tuple[Action, ...], wai
 
 @pytest.mark.parametrize("short_of", [1, 2])
 def test_a_delay_of_one_update_asks_for_at_least_depth_less_one_micro_batches(short_of: int) -> None:
-    """The order of `2bw` at too few: one short of depth it still runs, two short it reads weights that are still to be made."""
+    """The order of `2bw` at too few: one short of depth it still runs, two short it reads weights still to be made."""
     depth, n_batches = 4, 4
     m = depth - short_of
     orders: list[tuple[Action, ...]] = []
