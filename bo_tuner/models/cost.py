@@ -45,6 +45,7 @@ def times_of(problem: Problem, choices: Choices, *, layer_costs: tuple[float, ..
 
     A step of a flushing pipeline takes (m - 1) times its slowest stage plus every stage once (with equal stages (m + d - 1) times one, as
     in Narayanan et al., arXiv 2104.04473, section 2.2), one of PipeDream-2BW m times the slowest (arXiv 2006.09503, section 3.1).
+    How many round trips of a message lie on the way through a step is proven for even stages in `bo_tuner.schedules`.
     A block's tensor-parallel ranks reduce its output 4 times, 6 with recomputation, in rings of 2 (t - 1) / t of its bytes (Shoeybi et
     al., arXiv 1909.08053, section 3). ZeRO 0 moves 2 elements a parameter and step, stage 1 the same as reduce-scatter and
     all-gather, stage 2 one more for each further micro-batch, stage 3 three for each (arXiv 1910.02054, section 7).
@@ -104,7 +105,11 @@ def _of_one_depth(problem: Problem, choices: Choices, stages: Stages) -> dict[st
     once = of_stage @ stages.n_stages
     waits = np.where(choices.is_2bw, 0.0, once - worst)
 
-    exchange = 2 * _one_way(problem, choices, stages) * np.where(choices.is_2bw, m, m + depth - 2)
+    waits_for = np.where(
+        choices.is_gpipe,
+        depth - 1,
+        np.where(choices.is_2bw, m * (depth - 1) / depth, m + depth - 2 - np.ceil((m - 1) / depth)),
+    )
 
     compute = m * worst
     tensor = compute * (tensor_share @ stages.n_layers.T)[np.arange(len(choices)), slowest] / worst
@@ -114,7 +119,7 @@ def _of_one_depth(problem: Problem, choices: Choices, stages: Stages) -> dict[st
         "compute": compute - tensor,
         "tensor": tensor,
         "bubble": waits,
-        "exchange": np.where(depth > 1, exchange, 0.0),
+        "exchange": 2 * _one_way(problem, choices, stages) * waits_for,
         "gradients": _gradients(problem, choices, n_parameters, once / depth),
         "optimizer": software.optimizer_bytes * n_parameters / sharded / hardware.memory_bytes_per_s,
         "fixed": np.full(len(choices), software.step_s),

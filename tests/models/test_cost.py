@@ -33,9 +33,13 @@ def test_equal_stages_take_m_plus_d_minus_1_times_one(depth: int, m: int) -> Non
     assert of.bubble[0] / of.compute[0] == pytest.approx((depth - 1) / m)
 
 
-def test_gpipe_takes_as_long_as_1f1b() -> None:
-    of = times(deep(4, 8), deep(4, 8, "gpipe"))
-    assert of.total[0] == of.total[1]
+def test_gpipe_takes_as_long_as_1f1b_but_waits_for_fewer_messages() -> None:
+    free = times(deep(4, 8), deep(4, 8, "gpipe"), hardware=FREE)
+    assert free.total[0] == pytest.approx(free.total[1])
+    one_way = 1.0
+    slow = replace(DEVICE, inside=Link(bytes_per_s=1e30, latency_s=one_way))
+    of = times(deep(4, 8), deep(4, 8, "gpipe"), deep(4, 8, "2bw"), hardware=slow)
+    assert of.exchange == pytest.approx([2 * (8 + 4 - 2 - 2), 2 * 3, 2 * 8 * 3 / 4])
 
 
 def test_a_stage_with_more_to_do_holds_up_the_others() -> None:
