@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from bo_tuner.errors import ClusterError, ConfigError, DriverError
+from bo_tuner.hardware.catalogue import CPU_CORE
+from bo_tuner.hardware.names import find_device
 from bo_tuner.nvml import Nvml
 from bo_tuner.text import fraction_in, gib
 
@@ -30,6 +33,7 @@ _UNITS = {
 _USUAL_LIMIT = 0.92
 """Of a device: what is left takes what the driver and communication need late, and fragments."""
 DeviceKind = Literal["cpu", "cuda"]
+_NOTATION = re.compile(r"(?P<counts>(\d+\s*x\s*){0,2})(?P<name>[^@]+?)\s*(@\s*(?P<network>\d+(\.\d+)?)\s*Gb/s)?")
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
@@ -43,7 +47,7 @@ class _Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """The devices of a study: `n_ranks` alike, one a rank."""
+    """The devices of a study: `n_ranks` alike, one a rank, on `n_nodes` machines alike."""
 
     device: DeviceKind
     """What a rank computes on."""
@@ -57,6 +61,43 @@ class Cluster:
     """CPU threads a rank computes with; matters on a CPU only."""
     usual_precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """What people train in on it: fp32 on a CPU, bf16 on a GPU that has it (compute capability 8 and up), else fp16."""
+    n_nodes: int = 1
+    """Machines that the ranks are spread over evenly."""
+    network_bytes_per_s: float | None = None
+    """Of one machine, in one direction; None for what such machines usually have."""
+
+    @classmethod
+    def described(cls, notation: str) -> Cluster:
+        """One that need not be here: `8x8xV100-16GB` (nodes, devices of each, device), `8xA100-80GB` (one node), `H100`.
+
+        `@400Gb/s` behind it tells the network of a node, where it is not the usual one.
+
+        Raises:
+            ConfigError: It cannot be read.
+            ClusterError: The device is unknown; the text names the nearest.
+        """
+        match = _NOTATION.fullmatch(notation.strip())
+        counts = [int(count) for count in re.findall(r"\d+", match["counts"])] if match else []
+        network_bytes_per_s = float(match["network"]) * 1e9 / 8 if match and match["network"] else None
+        if match is None or 0 in counts or network_bytes_per_s == 0:
+            raise ConfigError(
+                "--cluster must be nodes x devices x name, as in 8x8xV100-16GB, 8xA100-80GB, H100 or 2x8xA100@400Gb/s; "
+                f"got {notation!r}"
+            )
+        sheet, note = find_device(match["name"])
+        if sheet is None:
+            raise ClusterError(f"--cluster must name devices whose figures are known; got {notation!r}: {note}")
+        n_nodes, n_devices = [1, 1, *counts][-2:]
+        on_gpu = sheet is not CPU_CORE
+        return cls(
+            device="cuda" if on_gpu else "cpu",
+            n_ranks=n_nodes * n_devices,
+            device_name=sheet.name,
+            memory_bytes=sheet.memory_bytes,
+            usual_precision=("bf16" if "bf16" in sheet.peak_flops_per_s else "fp16") if on_gpu else "fp32",
+            n_nodes=n_nodes,
+            network_bytes_per_s=network_bytes_per_s,
+        )
 
     @classmethod
     def detect(cls, *, device: str = "auto", n_ranks: int | None = None) -> Cluster:
@@ -117,7 +158,8 @@ class Cluster:
 
     def __str__(self) -> str:
         noun = "rank" if self.n_ranks == 1 else "ranks"
-        return f"{self.n_ranks} {self.device} {noun} ({self.device_name}, {gib(self.memory_bytes)} each)"
+        where = f" on {self.n_nodes} nodes" if self.n_nodes > 1 else ""
+        return f"{self.n_ranks} {self.device} {noun}{where} ({self.device_name}, {gib(self.memory_bytes)} each)"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that JSON can hold."""

@@ -86,6 +86,8 @@ def test_a_cluster_reads_back_from_json_as_the_same() -> None:
         memory_bytes=40 * 2**30,
         threads_per_rank=3,
         usual_precision="bf16",
+        n_nodes=2,
+        network_bytes_per_s=5e10,
     )
     assert Cluster.from_dict(json.loads(json.dumps(cluster.to_dict()))) == cluster
 
@@ -96,6 +98,61 @@ def test_a_cluster_is_named_briefly_for_files_and_fully_for_people() -> None:
     assert str(cluster) == "8 cuda ranks (Tesla V100, 16.00 GiB each)"
     one = Cluster(device="cpu", n_ranks=1, device_name="Xeon", memory_bytes=512 * 2**20)
     assert str(one) == "1 cpu rank (Xeon, 512 MiB each)"
+
+
+# -- description ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("notation", "n_nodes", "n_ranks", "device_name", "memory_gib", "usual_precision"),
+    [
+        ("8x8xV100-16GB", 8, 64, "V100-16GB", 16, "fp16"),
+        ("8xA100", 1, 8, "A100-80GB", 80, "bf16"),
+        ("H100", 1, 1, "H100-80GB", 80, "bf16"),
+        (" 2 x 4 x NVIDIA A100-SXM4-40GB ", 2, 8, "A100-40GB", 40, "bf16"),
+        ("1x2xRTX 4090", 1, 2, "RTX-4090", 24, "bf16"),
+        ("2x4xV100-32GB+T4", 2, 8, "T4 + V100-32GB", 15, "fp16"),
+    ],
+)
+def test_a_cluster_is_described_by_nodes_devices_and_name(
+    notation: str, n_nodes: int, n_ranks: int, device_name: str, memory_gib: int, usual_precision: str
+) -> None:
+    cluster = Cluster.described(notation)
+    assert (cluster.device, cluster.n_nodes, cluster.n_ranks) == ("cuda", n_nodes, n_ranks)
+    assert (cluster.device_name, cluster.memory_bytes) == (device_name, memory_gib * 2**30)
+    assert (cluster.usual_precision, cluster.network_bytes_per_s) == (usual_precision, None)
+
+
+@pytest.mark.parametrize("notation", ["4x8xH100@400Gb/s", "4 x 8 x H100 @ 400.0 Gb/s"])
+def test_the_network_of_a_node_may_be_told(notation: str) -> None:
+    cluster = Cluster.described(notation)
+    assert cluster.network_bytes_per_s == 50e9
+    assert str(cluster) == "32 cuda ranks on 4 nodes (H100-80GB, 80.00 GiB each)"
+
+
+def test_cpu_cores_can_be_described_too() -> None:
+    cluster = Cluster.described("16xCPU-core")
+    assert (cluster.device, cluster.n_ranks, cluster.usual_precision) == ("cpu", 16, "fp32")
+
+
+@pytest.mark.parametrize("notation", ["", "0xA100", "8x0xA100", "A100@", "A100@400GB/s", "A100@0Gb/s", "@400Gb/s"])
+def test_a_description_that_cannot_be_read_is_refused_with_examples(notation: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Cluster.described(notation)
+    assert str(caught.value) == (
+        "--cluster must be nodes x devices x name, as in 8x8xV100-16GB, 8xA100-80GB, H100 or 2x8xA100@400Gb/s; "
+        f"got {notation!r}"
+    )
+
+
+@pytest.mark.parametrize(("notation", "device"), [("8x8xV200-16GB", "V200-16GB"), ("8x8x8xA100", "8xA100")])
+def test_a_description_of_an_unknown_device_is_refused_with_the_nearest(notation: str, device: str) -> None:
+    with pytest.raises(ClusterError) as caught:
+        Cluster.described(notation)
+    assert str(caught.value).startswith(
+        f"--cluster must name devices whose figures are known; got {notation!r}: no figures are known of {device!r} "
+        "(did you mean "
+    )
 
 
 # -- the memory limit ----------------------------------------------------------------------------------------------

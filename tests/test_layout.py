@@ -56,6 +56,7 @@ LAYERS = (
         "outcome",
         "budget",
         "cluster",
+        "hardware",
         "nvml",
         "partition",
         "precision",

@@ -1,5 +1,19 @@
-"""How fast devices and their links are."""
+"""How fast devices and their links are: from data sheets, or as a calibration measured them."""
 
+from bo_tuner.hardware.catalogue import CATALOGUE, DeviceSheet
+from bo_tuner.hardware.fit import ProductReading, fit_matmul
+from bo_tuner.hardware.names import find_device
+from bo_tuner.hardware.of_cluster import hardware_of
 from bo_tuner.hardware.rates import Hardware, Link, MatmulRate
 
-__all__ = ["Hardware", "Link", "MatmulRate"]
+__all__ = [
+    "CATALOGUE",
+    "DeviceSheet",
+    "Hardware",
+    "Link",
+    "MatmulRate",
+    "ProductReading",
+    "find_device",
+    "fit_matmul",
+    "hardware_of",
+]

@@ -29,11 +29,16 @@ class MatmulRate:
     peak_flops_per_s: float
     """Of the data sheet, dense, for the precision trained in; of a calibration the fastest seen."""
     share: float
-    """Of the peak that large products reach."""
+    """Of the peak that large products reach; a calibration that met none may see it rise beyond its peak, to over 1."""
     half_tokens: float
     """Tokens at which half of that is reached."""
     half_width: float
     """Width at which half of that is reached."""
+
+    def flops_per_s(self, *, n_tokens: float, width: float) -> float:
+        """Rate of products of `n_tokens` rows with a matrix that is `width` wide."""
+        fullness = n_tokens / (n_tokens + self.half_tokens) * width / (width + self.half_width)
+        return self.peak_flops_per_s * self.share * fullness
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +57,9 @@ class Hardware:
     inside: Link
     """Between the devices of a node; bytes/s of one device."""
     between: Link
-    """Between nodes; bytes/s of a whole node."""
+    """Between nodes; bytes/s of a whole node. A calibration of one node, which has none, gives `inside`."""
     node_size: int
-    """Devices of a node, as such machines are usually built."""
+    """Devices of a node that are used."""
     operation_s: float
     """Host time to launch one operation: below it no kernel pays."""
     launches_ahead: bool = True
@@ -69,8 +74,10 @@ class Hardware:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Hardware:
         """The inverse of `to_dict`."""
-        values: dict[str, Any] = dict(data)
-        values["matmul"] = MatmulRate(**data["matmul"])
-        for name in ("inside", "between"):
-            values[name] = Link(**data[name])
-        return cls(**values)
+        parts: dict[str, Any] = {
+            **data,
+            "matmul": MatmulRate(**data["matmul"]),
+            "inside": Link(**data["inside"]),
+            "between": Link(**data["between"]),
+        }
+        return cls(**parts)

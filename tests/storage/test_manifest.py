@@ -76,6 +76,11 @@ Change = Callable[[Manifest], Manifest]
             id="ranks",
         ),
         pytest.param(
+            lambda old: replace(old, cluster=replace(old.cluster, n_nodes=2)),
+            "cluster n_nodes is 1, not 2",
+            id="nodes",
+        ),
+        pytest.param(
             lambda old: replace(old, cluster=replace(old.cluster, device_name="H200")),
             "cluster device_name is made up, not H200",
             id="device",
@@ -190,6 +195,13 @@ def test_a_manifest_from_before_there_were_pipelines_and_own_code_is_read(manife
         del old["workload"]["model"][name]
     del old["space"]["recompute"]
     assert Manifest.from_dict(old) == manifest
+
+
+def test_a_study_from_before_clusters_had_nodes_goes_on(manifest: Manifest) -> None:
+    old: dict[str, Any] = json.loads(json.dumps(manifest.to_dict()))
+    del old["cluster"]["n_nodes"]
+    del old["cluster"]["network_bytes_per_s"]
+    Manifest.from_dict(old).check_same(manifest, study_name="mine")
 
 
 @pytest.mark.parametrize("version", [2, None, "1"])
