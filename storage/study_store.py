@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from bo_tuner.budget import Spent
 from bo_tuner.config import TrainConfig
 from bo_tuner.errors import StoreError
+from bo_tuner.hardware import Hardware
 from bo_tuner.outcome import Outcome, TrialResult
 from bo_tuner.storage.lease import Lease, is_alive
 from bo_tuner.storage.location import Location, storage_answers
@@ -37,6 +38,7 @@ _SPENT_KEY = "spent"
 _LEASE_KEY = "lease"
 _STOP_KEY = "stop"
 _LIMIT_KEY = "memory_limit_bytes"
+_CALIBRATION_KEY = "calibration"
 _CHECKS_KEY = "checks:"
 """Followed by a trial's number: the runs of its config after it was told, when it takes no more attributes."""
 _CONSTRAINT = "memory"
@@ -336,6 +338,15 @@ class StudyStore:
     def note_memory_limit(self, limit_bytes: int) -> None:
         """Keep the limit per rank that holds from now on: what an earlier one ended or allowed is seen by it."""
         self._set_attr(_LIMIT_KEY, limit_bytes)
+
+    def note_calibration(self, hardware: Hardware) -> None:
+        """Keep how fast the machine was measured to be; a resume reads it instead of measuring again, and never compares it."""
+        self._set_attr(_CALIBRATION_KEY, hardware.to_dict())
+
+    def calibration(self) -> Hardware | None:
+        """What `note_calibration` kept last; None before that."""
+        stored = self._user_attrs().get(_CALIBRATION_KEY)
+        return None if stored is None else Hardware.from_dict(stored)
 
     def last_stop(self) -> dict[str, str]:
         """`budget` and `reason` of the last run; nothing before the first."""

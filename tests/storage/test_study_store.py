@@ -11,8 +11,10 @@ import optuna
 import pytest
 from optuna.trial import FrozenTrial, TrialState
 
+from bo_tuner.cluster import Cluster
 from bo_tuner.config import TrainConfig
 from bo_tuner.errors import StoreError, StudyMismatchError
+from bo_tuner.hardware import hardware_of
 from bo_tuner.outcome import Outcome, TrialResult
 from bo_tuner.space import distributions
 from bo_tuner.storage import Location, Manifest, StudyStore, best_note
@@ -60,6 +62,18 @@ def test_a_study_that_runs_shows_its_budget_and_no_reason_to_have_stopped(store:
     store.note_stop("2 trials", "the budget is used up")
     with store.drive(n_ranks=2, budget="40 trials"):
         assert store.last_stop() == {"budget": "40 trials", "reason": ""}
+
+
+def test_how_fast_the_machine_was_measured_to_be_is_kept_with_the_study(
+    store: StudyStore, manifest: Manifest, storage_url: str, open_location: Callable[[str], Location]
+) -> None:
+    assert store.calibration() is None
+    slow, fast = (hardware_of(Cluster.described(name), "fp16") for name in ("T4", "H100"))
+    store.note_calibration(slow)
+    store.note_calibration(fast)
+    other = StudyStore.existing(open_location(storage_url), "mine")
+    assert other.calibration() == fast
+    assert other.create(manifest) == manifest, "it is never compared"
 
 
 def test_a_config_that_ran_twice_counts_once(store: StudyStore) -> None:
