@@ -71,12 +71,13 @@ def _sheet(
 _V100 = "NVIDIA V100 data sheet (2020), SXM2"
 _A100 = "NVIDIA A100 data sheet (2021), SXM4"
 _A800 = "NVIDIA A800 data sheet (2022), SXM4"
-_H100 = "NVIDIA H100 data sheet (2023), SXM5, half of its figures with sparsity"
-_H200 = "NVIDIA H200 data sheet (2024), SXM, half of its figures with sparsity"
+_H100 = "NVIDIA H100 data sheet (2023), SXM5, half of the tensor figures, which count sparsity"
+_H200 = "NVIDIA H200 data sheet (2024), SXM, half of the tensor figures, which count sparsity"
 _B200 = (
-    "NVIDIA Blackwell data sheet (2024), HGX B200, half of its figures with sparsity; memory of the DGX B200 data sheet"
+    "NVIDIA Blackwell data sheet (2024), HGX B200, half of the tensor figures, which count sparsity; memory: NVIDIA DGX "
+    "B200 data sheet (2024)"
 )
-_L4 = "NVIDIA L4 data sheet (2023), half of its figures with sparsity"
+_L4 = "NVIDIA L4 data sheet (2023), half of the tensor figures, which count sparsity"
 _T4 = "NVIDIA T4 data sheet (2019)"
 _4090 = "NVIDIA Ada GPU architecture white paper (2023), tensor cores that accumulate in fp32"
 _EPYC = (

@@ -24,13 +24,13 @@ _TOKENS = (16, 128, 1024, 8192)
 _WIDTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _USUAL = (256, 512)
 """Tokens and width of the product that tells which others would take too long."""
-_LONGEST_PRODUCT_S = 0.05
-"""Forward and backward; on a core of 2022 about 1024 tokens of width 900."""
+_LONGEST_PRODUCT_S = 0.015
+"""Forward and backward; on a core of 2022 about 1024 tokens of width 500."""
 _N_ROUNDS = 3
 """Of everything, since whatever disturbs lasts for a while; the best counts."""
 _TIMED_S = 0.01
 """Each reading of a round goes on for so long, and for `_FEWEST` repeats."""
-_FEWEST = 2
+_FEWEST = 4
 _SHORTEST_S = 1e-3
 """Shorter work is timed several times over at once, so that neither clock nor synchronisation counts."""
 _LONG_S = 1e-2

@@ -11,7 +11,7 @@ from bo_tuner.hardware import Hardware, Link, ProductReading, fit_matmul
 
 __all__ = ["LinkReading", "Readings"]
 
-SOURCE = "measured here"
+_SOURCE = "measured here"
 _N_LAUNCHES = 3
 """Of a `ProductReading`."""
 _HOST_BOUND = 2.0
@@ -111,7 +111,7 @@ class Readings:
             between=link,
             node_size=n // cluster.n_nodes,
             operation_s=self.operation_s,
-            source=SOURCE,
+            source=_SOURCE,
         )
 
     def _is_device_bound(self, product: ProductReading) -> bool:
