@@ -2,42 +2,68 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from bo_tuner.errors import ClusterError, ConfigError
-from bo_tuner.hardware.catalogue import CATALOGUE, CPU_CORE, DeviceSheet, LinkKind
+from bo_tuner.hardware.catalogue import CATALOGUE, CPU_CORE, DeviceSheet
 from bo_tuner.hardware.names import find_device
 from bo_tuner.hardware.rates import Hardware, Link, MatmulRate
 
 if TYPE_CHECKING:
     from bo_tuner.cluster import Cluster
 
-__all__ = ["hardware_of"]
-
-_SHARE = 0.62
-"""Of the peak, in large products: a first guess, which held on 25 tuning problems of published trainings."""
-_HALF_TOKENS_OF_H100 = 300.0
-"""On devices that are slower, fewer in proportion; from the same trainings."""
-_HALF_WIDTH = 250.0
-"""Likewise."""
-_OPERATION_S = 5e-6
-"""To launch a kernel, with what torch does before it."""
-_REACHED: dict[LinkKind, float] = {"NVLink": 0.8, "PCIe": 0.75, "loopback": 1.0}
-"""Share of the wire's rate that messages get: NCCL reckons with 20 of 25 GB/s of an NVLink, and 12 of 16 GB/s of PCIe 3
-(src/graph/topo.h); what was measured is a message's."""
-_REACHED_BY_NETWORK = 0.96
-"""As there, 12 of 12.5 GB/s."""
-_LATENCY_S: dict[LinkKind, float] = {"NVLink": 3.4e-6, "PCIe": 5.7e-6, "loopback": 150e-6}
-"""Of one step of a ring: NCCL's (src/graph/tuning.cc, the protocol "Simple"), and gloo's, measured."""
-_LATENCY_OF_NETWORK_S = 9.6e-6
-"""As there."""
+__all__ = ["REACHED", "Reached", "hardware_of"]
 
 
-def hardware_of(cluster: Cluster, precision: str) -> Hardware:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reached:
+    """What trainings get of the figures of data sheets. `benchmarks/fit.py` fits those called fitted, on calibration groups only."""
+
+    matmul: Mapping[str, float] = field(
+        default_factory=lambda: {"A100": 0.86, "A800": 0.86, "H100": 0.55, "H200": 0.55}
+    )
+    """Share of the peak in large products, by the first word of a device's name. Fitted."""
+    other_matmul: float = 0.7
+    """Of devices that no calibration group ran on: between those."""
+    half_tokens_of_h100: float = 121.0
+    """Tokens at which half the rate is reached; on slower devices fewer in proportion. Fitted."""
+    half_width: float = 80.0
+    """Width of a matrix at which half the rate is reached. Fitted."""
+    attention: float = 0.36
+    """Share of the peak in products of activations. Fitted."""
+    memory: float = 0.85
+    """Share of the bandwidth that element-wise kernels get. Guessed once."""
+    nvlink: float = 0.76
+    """Share of the wire's rate that collectives get; NCCL itself reckons with 20 of 25 GB/s (src/graph/topo.h). Fitted."""
+    pcie: float = 0.75
+    """NCCL reckons with 12 of 16 GB/s of PCIe 3 (src/graph/topo.h)."""
+    network: float = 0.48
+    """Of all network cards of a node together. Fitted."""
+    near_latency_s: float = 1e-5
+    """Of a step of a collective inside a node. Fitted."""
+    far_latency_s: float = 2.6e-5
+    """Between nodes. Fitted."""
+    loopback_latency_s: float = 1.5e-4
+    """Of a gloo message on one machine. Measured."""
+    operation_s: float = 5e-6
+    """Host time to launch a kernel, with what torch does before it. Guessed once; `Software.host_factor` is fitted on top."""
+
+
+REACHED = Reached()
+"""What is assumed where nobody has measured."""
+
+
+def hardware_of(cluster: Cluster, precision: str, reached: Reached = REACHED) -> Hardware:
     """The rates of `cluster` in `precision`, from the data sheets of its devices.
 
     On CPUs the rates of a server's core stand for those of each thread.
+
+    Args:
+        cluster: Here or elsewhere.
+        precision: `fp32`, `bf16` or `fp16`.
+        reached: What trainings get of those figures.
 
     Raises:
         ClusterError: The device is in no data sheet that we have; the text names the nearest.
@@ -60,21 +86,28 @@ def hardware_of(cluster: Cluster, precision: str) -> Hardware:
     return Hardware(
         name=sheet.name,
         memory_bytes=cluster.memory_bytes,
-        memory_bytes_per_s=sheet.memory_bytes_per_s,
+        memory_bytes_per_s=sheet.memory_bytes_per_s * reached.memory,
         matmul=MatmulRate(
             peak_flops_per_s=peak,
-            share=_SHARE,
-            half_tokens=_HALF_TOKENS_OF_H100 * peak / CATALOGUE["H100-80GB"].peak_flops_per_s["bf16"],
-            half_width=_HALF_WIDTH,
+            share=reached.matmul.get(sheet.name.partition("-")[0], reached.other_matmul),
+            half_tokens=reached.half_tokens_of_h100 * peak / CATALOGUE["H100-80GB"].peak_flops_per_s["bf16"],
+            half_width=reached.half_width,
         ),
-        inside=Link(
-            bytes_per_s=_REACHED[sheet.link_kind] * sheet.link_bytes_per_s, latency_s=_LATENCY_S[sheet.link_kind]
-        ),
-        between=Link(bytes_per_s=_REACHED_BY_NETWORK * network, latency_s=_LATENCY_OF_NETWORK_S),
+        attention_flops_per_s=peak * reached.attention,
+        inside=_inside(sheet, reached),
+        between=Link(bytes_per_s=reached.network * network, latency_s=reached.far_latency_s),
         node_size=cluster.n_ranks // cluster.n_nodes,
-        operation_s=_OPERATION_S,
+        operation_s=reached.operation_s,
+        launches_ahead=cluster.device != "cpu",
         source=f"{sheet.source}; {sheet.node_source}",
     )
+
+
+def _inside(sheet: DeviceSheet, reached: Reached) -> Link:
+    if sheet.link_kind == "loopback":
+        return Link(bytes_per_s=sheet.link_bytes_per_s, latency_s=reached.loopback_latency_s)
+    share = reached.nvlink if sheet.link_kind == "NVLink" else reached.pcie
+    return Link(bytes_per_s=share * sheet.link_bytes_per_s, latency_s=reached.near_latency_s)
 
 
 def _times(sheet: DeviceSheet, n_cores: int) -> DeviceSheet:

@@ -11,6 +11,8 @@ from bo_tuner.hardware import Hardware, Link, ProductReading, fit_matmul
 
 __all__ = ["LinkReading", "Readings"]
 
+_OF_ATTENTION = 0.5
+"""Rate of products of activations, many small ones at once, over that of the largest product. Guessed once."""
 _SOURCE = "measured here"
 _N_LAUNCHES = 3
 """Of a `ProductReading`."""
@@ -102,15 +104,18 @@ class Readings:
         link = Link(bytes_per_s=self.memory_bytes_per_s, latency_s=0.0)
         if self.all_reduce is not None:
             link = self.all_reduce.link(n_steps=2 * (n - 1), share=2 * (n - 1) / n)
+        matmul = fit_matmul([product for product in self.products if self._is_device_bound(product)])
         return Hardware(
             name=cluster.device_name,
             memory_bytes=cluster.memory_bytes,
             memory_bytes_per_s=self.memory_bytes_per_s,
-            matmul=fit_matmul([product for product in self.products if self._is_device_bound(product)]),
+            matmul=matmul,
+            attention_flops_per_s=_OF_ATTENTION * matmul.peak_flops_per_s,
             inside=link,
             between=link,
             node_size=n // cluster.n_nodes,
             operation_s=self.operation_s,
+            launches_ahead=cluster.device == "cuda",
             source=_SOURCE,
         )
 

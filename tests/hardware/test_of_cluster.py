@@ -8,17 +8,18 @@ import pytest
 
 from bo_tuner.cluster import Cluster
 from bo_tuner.errors import ClusterError, ConfigError
-from bo_tuner.hardware import Hardware, hardware_of
+from bo_tuner.hardware import REACHED, Hardware, hardware_of
 
 
 def test_a_described_cluster_has_the_rates_of_its_sheet() -> None:
     hardware = hardware_of(Cluster.described("4x8xH100"), "bf16")
     assert hardware.name == "H100-80GB"
-    assert hardware.memory_bytes_per_s == 3350e9
+    assert hardware.memory_bytes_per_s == pytest.approx(REACHED.memory * 3350e9)
     assert hardware.matmul.peak_flops_per_s == 989.5e12
-    assert (hardware.matmul.share, hardware.matmul.half_tokens, hardware.matmul.half_width) == (0.62, 300, 250)
-    assert hardware.inside.bytes_per_s == pytest.approx(360e9)
-    assert hardware.between.bytes_per_s == pytest.approx(384e9)
+    assert hardware.matmul.share == REACHED.matmul["H100"]
+    assert hardware.matmul.half_tokens == REACHED.half_tokens_of_h100
+    assert hardware.inside.bytes_per_s == pytest.approx(REACHED.nvlink * 450e9)
+    assert hardware.between.bytes_per_s == pytest.approx(REACHED.network * 400e9)
     assert hardware.between.latency_s > hardware.inside.latency_s
     assert hardware.node_size == 8
     assert hardware.operation_s == 5e-6
@@ -28,7 +29,14 @@ def test_a_described_cluster_has_the_rates_of_its_sheet() -> None:
 
 def test_a_slower_device_is_filled_by_fewer_tokens() -> None:
     half_tokens = hardware_of(Cluster.described("A100"), "bf16").matmul.half_tokens
-    assert half_tokens == pytest.approx(300 * 312 / 989.5)
+    assert half_tokens == pytest.approx(REACHED.half_tokens_of_h100 * 312 / 989.5)
+
+
+def test_other_shares_than_the_usual_can_be_assumed() -> None:
+    half = replace(REACHED, memory=0.5, matmul={}, other_matmul=0.1)
+    hardware = hardware_of(Cluster.described("A100"), "bf16", half)
+    assert hardware.memory_bytes_per_s == pytest.approx(0.5 * 2039e9)
+    assert hardware.matmul.share == 0.1
 
 
 def test_a_network_that_was_told_holds_instead_of_the_usual() -> None:
