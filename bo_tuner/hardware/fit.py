@@ -13,6 +13,8 @@ __all__ = ["ProductReading", "fit_matmul"]
 
 _SMALLEST, _LARGEST = 1.0, 1e5
 """Tokens, or features of width, between which half of the rate may be reached."""
+_LARGEST_SHARE = 1.25
+"""Of the fastest reading, that larger products may be promised: what lies far beyond is anybody's guess."""
 _N_TRIED = 15
 """Values a round, of each of the two."""
 _N_ROUNDS = 6
@@ -44,24 +46,21 @@ def fit_matmul(readings: Sequence[ProductReading]) -> MatmulRate:
     """Least sum of absolute errors in the logarithm of the rate: small products count as much as large ones, and one that
     was disturbed counts for little.
 
-    The peak is the fastest reading; where the curve goes on to rise beyond the largest product, its share exceeds 1.
+    The peak is the fastest reading; where the curve goes on to rise beyond the largest product, its share exceeds 1, a little.
 
     Args:
         readings: Of several token counts and widths.
     """
     peak = max(reading.flops_per_s for reading in readings)
     tokens = widths = (math.log(_SMALLEST), math.log(_LARGEST))
-    best = (math.inf, 0.0, 0.0)
+    best = (math.inf, 0.0, 0.0, 0.0)
     for _ in range(_N_ROUNDS):
-        tried = ((_error(readings, n, k), n, k) for n in _between(*tokens) for k in _between(*widths))
+        tried = ((*_error(readings, peak, n, k), n, k) for n in _between(*tokens) for k in _between(*widths))
         best = min(best, min(tried))
-        tokens, widths = _nearer(best[1], *tokens), _nearer(best[2], *widths)
-    half_tokens, half_width = math.exp(best[1]), math.exp(best[2])
+        tokens, widths = _nearer(best[2], *tokens), _nearer(best[3], *widths)
+    _, share, half_tokens, half_width = best
     return MatmulRate(
-        peak_flops_per_s=peak,
-        share=math.exp(_offset(readings, half_tokens, half_width)) / peak,
-        half_tokens=half_tokens,
-        half_width=half_width,
+        peak_flops_per_s=peak, share=share, half_tokens=math.exp(half_tokens), half_width=math.exp(half_width)
     )
 
 
@@ -74,21 +73,16 @@ def _nearer(middle: float, low: float, high: float) -> tuple[float, float]:
     return middle - (high - low) / 8, middle + (high - low) / 8
 
 
-def _residuals(readings: Sequence[ProductReading], half_tokens: float, half_width: float) -> list[float]:
-    """Logarithms of what the measured rates are of a curve with a limit of 1."""
-    return [
-        math.log(reading.flops_per_s)
-        - math.log(reading.n_tokens / (reading.n_tokens + half_tokens))
-        - math.log(reading.width / (reading.width + half_width))
+def _error(
+    readings: Sequence[ProductReading], peak: float, log_half_tokens: float, log_half_width: float
+) -> tuple[float, float]:
+    """What is left of the readings' logarithms by the best share for these half-values, and that share."""
+    unit = MatmulRate(
+        peak_flops_per_s=peak, share=1.0, half_tokens=math.exp(log_half_tokens), half_width=math.exp(log_half_width)
+    )
+    logs = [
+        math.log(reading.flops_per_s / unit.flops_per_s(n_tokens=reading.n_tokens, width=reading.width))
         for reading in readings
     ]
-
-
-def _offset(readings: Sequence[ProductReading], half_tokens: float, half_width: float) -> float:
-    return statistics.median(_residuals(readings, half_tokens, half_width))
-
-
-def _error(readings: Sequence[ProductReading], log_half_tokens: float, log_half_width: float) -> float:
-    residuals = _residuals(readings, math.exp(log_half_tokens), math.exp(log_half_width))
-    middle = statistics.median(residuals)
-    return sum(abs(residual - middle) for residual in residuals)
+    log_share = min(statistics.median(logs), math.log(_LARGEST_SHARE))
+    return sum(abs(log - log_share) for log in logs), math.exp(log_share)
