@@ -6,7 +6,20 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["LayerProfile", "ModelProfile", "Tie"]
+__all__ = ["LayerProfile", "ModelProfile", "Recomputed", "Tie"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recomputed:
+    """What changes of a layer where blocks forget their activations and compute them again; units as in `LayerProfile`."""
+
+    kept_bytes: int
+    """Of a block its inputs; of a model that is one layer those of its blocks, and what lies outside of them."""
+    whole_kept_bytes: int
+    working_bytes: int
+    """Of a block its activations, which come back for a moment."""
+    share: float
+    """Of the products of the forward pass that are computed again, 0 to 1: a block repeats all, but for what nobody needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +34,7 @@ class LayerProfile:
     matmul_flops: int
     """Products with weights, a multiplication and an addition each one operation."""
     attention_flops: int
-    """Products of activations with one another."""
+    """Products of activations with one another; a causal mask saves none here, though kernels may leave half of them out."""
     moved_bytes: int
     """Read and written by all operations that are no matrix products."""
     n_operations: int
@@ -33,9 +46,19 @@ class LayerProfile:
     output_bytes: int
     """Handed on to the next layer."""
     working_bytes: int = 0
-    """Most that is alive for a moment beyond what is kept: of a head the logits in fp32 and their gradient."""
+    """Most that is alive for a moment beyond what is kept, in either pass: of a head the logits in fp32 and their gradient. Gradients
+    of activations are among it, those of weights are not."""
     is_block: bool = False
     """One of the layers alike that recomputation applies to."""
+    recomputed: Recomputed | None = None
+    """Under recomputation of all blocks of the model; None where that changes nothing."""
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> LayerProfile:
+        """The inverse of `dataclasses.asdict`."""
+        recomputed = data["recomputed"]
+        values: dict[str, Any] = {**data, "recomputed": recomputed and Recomputed(**recomputed)}
+        return cls(**values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +114,9 @@ class ModelProfile:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ModelProfile:
         """The inverse of `to_dict`."""
-        values: dict[str, Any] = dict(data)
-        values["layers"] = tuple(LayerProfile(**layer) for layer in data["layers"])
-        values["ties"] = tuple(Tie(**tie) for tie in data["ties"])
+        values: dict[str, Any] = {
+            **data,
+            "layers": tuple(LayerProfile.from_dict(layer) for layer in data["layers"]),
+            "ties": tuple(Tie(**tie) for tie in data["ties"]),
+        }
         return cls(**values)

@@ -86,7 +86,7 @@ def stage_times(problem: Problem, config: TrainConfig, *, layer_costs: tuple[flo
     choices = Choices.of([config], problem.n_ranks)
     stages = stages_of(problem.profile, config.pipeline_depth, problem.software, layer_costs)
     layers, _ = _layer_times(problem, choices, stages)
-    passes = np.where(choices.recomputes[:, None] & (stages.each("is_block") > 0), 4.0, 3.0)
+    passes = 3.0 + np.where(choices.recomputes[:, None], stages.repeated, 0.0)
     forward, both = ((layers / passes) @ stages.n_layers.T)[0], (layers @ stages.n_layers.T)[0]
     return StageTimes(
         forward_s=tuple(float(forward[sort]) for sort in stages.sort_of),
@@ -143,7 +143,6 @@ def _layer_times(problem: Problem, choices: Choices, stages: Stages) -> tuple[Fl
     software, hardware, profile = problem.software, problem.hardware, problem.profile
     tensor, batch = choices.tensor[:, None], choices.micro_batch[:, None]
     tokens = batch * profile.seq_len
-    is_block = stages.each("is_block") > 0
     rate = hardware.matmul
     width = profile.hidden / tensor
     efficiency = rate.share * tokens / (tokens + rate.half_tokens) * width / (width + rate.half_width)
@@ -155,8 +154,8 @@ def _layer_times(problem: Problem, choices: Choices, stages: Stages) -> tuple[Fl
         + stages.each("attention_flops") * batch / tensor / hardware.attention_flops_per_s
         + moved / hardware.memory_bytes_per_s
     )
-    passes = np.where(choices.recomputes[:, None] & is_block, 4.0, 3.0)
-    n_reduces = np.where(is_block, passes * 2 - 2, 0.0)
+    passes = 3.0 + np.where(choices.recomputes[:, None], stages.repeated, 0.0)
+    n_reduces = np.where(stages.each("is_block") > 0, passes * 2 - 2, 0.0)
     ring = 2 * (tensor - 1) / tensor * stages.each("output_bytes") * batch
     is_near = tensor <= problem.node_size
     near, far = hardware.inside, hardware.between

@@ -70,7 +70,8 @@ def _of_one_depth(problem: Problem, choices: Choices, stages: Stages) -> dict[st
     n_trained = np.maximum(stages.total("n_trainable") - stages.n_shared, 0) / tensor
     across = np.where(tensor > 1, tensor, 1.0) if software.shards_sequence else np.ones_like(tensor)
 
-    kept, inputs, largest = _activations(problem, stages, choices)
+    kept, inputs = (_activations(problem, stages, choices, recomputed=recomputed) for recomputed in (False, True))
+    working, again = (_working(stages, choices, recomputed=recomputed) for recomputed in (False, True))
     first = (choices.depth * 1.0)[:, None]
     in_flight = np.where(
         choices.is_gpipe[:, None],
@@ -89,9 +90,7 @@ def _of_one_depth(problem: Problem, choices: Choices, stages: Stages) -> dict[st
         "gradients": n_trained * (software.gradient_bytes if is_16_bit else 4) * np.where(zero >= 2, 1 / data, 1.0),
         "optimizer": n_trained * (12 if is_16_bit else 8) * np.where(zero >= 1, 1 / data, 1.0),
         "activations": in_flight * np.where(recomputes, inputs, kept),
-        "working": stages.total("working_bytes") * batch / tensor
-        + np.where(recomputes, largest, 0.0)
-        + np.where(zero >= 3, 2 * largest_weights, 0.0),
+        "working": np.where(recomputes, again, working) + np.where(zero >= 3, 2 * largest_weights, 0.0),
         "buffers": np.where(zero >= 1, 2 * bucket, 0.0) * (data > 1) + np.where(first > 1, 2 * message, 0.0),
     }
     n_sorts = len(stages.n_stages)
@@ -105,21 +104,26 @@ def _of_one_depth(problem: Problem, choices: Choices, stages: Stages) -> dict[st
     return found
 
 
-def _activations(problem: Problem, stages: Stages, choices: Choices) -> tuple[Floats, Floats, Floats]:
-    """Bytes of one micro-batch by config and sort of stage: kept as it is, kept when blocks are recomputed, and by the largest block.
+def _activations(problem: Problem, stages: Stages, choices: Choices, *, recomputed: bool) -> Floats:
+    """Bytes that one micro-batch keeps, by config and sort of stage.
 
     Tensor-parallel ranks divide what lies between their matrix products; the rest is whole on each, unless the sequence is divided too
     (Korthikanti et al., arXiv 2205.05198, table 2).
     """
     tensor, batch = choices.tensor[:, None], choices.micro_batch[:, None]
-    shards = problem.software.shards_sequence
-    whole = stages.each("whole_kept_bytes")
-    split = stages.each("kept_bytes") - whole
-    outputs = stages.each("output_bytes")
-    is_block = stages.each("is_block") > 0
-    across = tensor if shards else np.ones_like(tensor)
-    gathered = np.where((tensor > 1) & is_block & problem.software.keeps_gathered, 2 * outputs, 0.0)
-    kept = batch * (split / tensor + whole / across + gathered)
-    inputs = np.where(is_block, batch * outputs / across, kept)
-    largest = np.max(np.where(is_block, kept, 0.0), axis=1)[:, None]
-    return kept @ stages.n_layers.T, inputs @ stages.n_layers.T, largest
+    whole = stages.each("whole_kept_bytes", recomputed=recomputed)
+    split = stages.each("kept_bytes", recomputed=recomputed) - whole
+    across = tensor if problem.software.shards_sequence else np.ones_like(tensor)
+    kept = split / tensor + whole / across
+    if problem.software.keeps_gathered and not recomputed:
+        kept = kept + np.where((tensor > 1) & (stages.each("is_block") > 0), 2 * stages.each("output_bytes"), 0.0)
+    of_stage: Floats = (batch * kept) @ stages.n_layers.T
+    return of_stage
+
+
+def _working(stages: Stages, choices: Choices, *, recomputed: bool) -> Floats:
+    """Bytes that one layer at a time needs for a moment: the most of any layer in each sort of stage."""
+    of_kind = stages.each("working_bytes", recomputed=recomputed)
+    largest = np.max(np.where(stages.n_layers > 0, of_kind, 0.0), axis=1)
+    working: Floats = choices.micro_batch[:, None] * largest / choices.tensor[:, None]
+    return working

@@ -40,13 +40,17 @@ class Software:
     """What pipeline stages are given alike: as many blocks, as much arithmetic in greedy order, or the least costliest stage."""
 
 
-DEEPSPEED = Software(name="deepspeed", gradient_bytes=2, host_factor=4.0, bucket_elements=500_000_000, partition="cost")
-MEGATRON = Software(name="megatron", gradient_bytes=4, host_factor=3.9)
+DEEPSPEED = Software(
+    name="deepspeed", gradient_bytes=2, host_factor=10.0, bucket_elements=500_000_000, partition="cost"
+)
+MEGATRON = Software(name="megatron", gradient_bytes=4, host_factor=10.0, exchange_s=1.2e-3, step_s=0.016)
 NANOTRON = Software(
     name="nanotron",
     gradient_bytes=4,
-    host_factor=7.1,
-    pipeline_host=(1.22, 0.61),
+    host_factor=15.5,
+    pipeline_host=(1.6, 0.56),
+    exchange_s=8e-4,
+    step_s=0.05,
     shards_sequence=True,
     keeps_gathered=True,
     partition="flops",

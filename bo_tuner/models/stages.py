@@ -35,9 +35,15 @@ class Stages:
     n_shared: Floats
     """Parameters that layers of one stage share with each other, of each sort; shape (sorts,)."""
 
-    def each(self, attribute: str) -> Floats:
-        """An attribute of every kind of layer; shape (kinds,)."""
-        return np.array([getattr(kind, attribute) for kind in self.kinds], dtype=np.float64)
+    def each(self, attribute: str, *, recomputed: bool = False) -> Floats:
+        """An attribute of every kind of layer, under recomputation where it differs there; shape (kinds,)."""
+        sources = [kind.recomputed or kind if recomputed else kind for kind in self.kinds]
+        return np.array([getattr(source, attribute) for source in sources], dtype=np.float64)
+
+    @property
+    def repeated(self) -> Floats:
+        """Share of the forward pass that is computed again under recomputation, of every kind of layer; shape (kinds,)."""
+        return np.array([kind.recomputed.share if kind.recomputed else 0.0 for kind in self.kinds])
 
     def total(self, attribute: str) -> Floats:
         """Its sum over the layers of each sort of stage; shape (sorts,)."""

@@ -6,7 +6,7 @@ from bo_tuner.config import TrainConfig
 from bo_tuner.hardware import Hardware, Link, MatmulRate
 from bo_tuner.models.choices import Choices, Problem
 from bo_tuner.models.software import Software
-from bo_tuner.profile import LayerProfile, ModelProfile, Tie
+from bo_tuner.profile import LayerProfile, ModelProfile, Recomputed, Tie
 
 SEQ_LEN, HIDDEN, VOCAB, N_BLOCKS = 1024, 1024, 32_000, 16
 
@@ -22,6 +22,12 @@ BLOCK = LayerProfile(
     whole_kept_bytes=10 * SEQ_LEN * HIDDEN,
     output_bytes=2 * SEQ_LEN * HIDDEN,
     is_block=True,
+    recomputed=Recomputed(
+        kept_bytes=2 * SEQ_LEN * HIDDEN,
+        whole_kept_bytes=2 * SEQ_LEN * HIDDEN,
+        working_bytes=34 * SEQ_LEN * HIDDEN,
+        share=1.0,
+    ),
 )
 EMBEDDING = LayerProfile(
     name="embedding",
