@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +17,9 @@ from bo_tuner.cluster import Cluster
 from bo_tuner.objectives.launch import ForkServer
 from bo_tuner.objectives.training import ModelFacts, model_facts, training_server
 from bo_tuner.workload import ModelSpec, Workload
+
+# A shell that starts this in the background has it ignore Ctrl-C, and so would every command that a test interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Rank targets of tests are imported in forked ranks, which search where this process searches.
 TARGETS = Path(__file__).parent / "targets"
