@@ -71,7 +71,7 @@ def _of_one_depth(problem: Problem, choices: Choices, stages: Stages) -> dict[st
     across = np.where(tensor > 1, tensor, 1.0) if software.shards_sequence else np.ones_like(tensor)
 
     kept, inputs = (_activations(problem, stages, choices, recomputed=recomputed) for recomputed in (False, True))
-    working, again = (_working(stages, choices, recomputed=recomputed) for recomputed in (False, True))
+    working, again = (_working(problem, stages, choices, recomputed=recomputed) for recomputed in (False, True))
     first = (choices.depth * 1.0)[:, None]
     in_flight = np.where(
         choices.is_gpipe[:, None],
@@ -116,14 +116,17 @@ def _activations(problem: Problem, stages: Stages, choices: Choices, *, recomput
     across = tensor if problem.software.shards_sequence else np.ones_like(tensor)
     kept = split / tensor + whole / across
     if problem.software.keeps_gathered and not recomputed:
-        kept = kept + np.where((tensor > 1) & (stages.each("is_block") > 0), 2 * stages.each("output_bytes"), 0.0)
+        kept = kept + np.where((tensor > 1) & (stages.each("is_block") > 0), stages.each("output_bytes"), 0.0)
     of_stage: Floats = (batch * kept) @ stages.n_layers.T
     return of_stage
 
 
-def _working(stages: Stages, choices: Choices, *, recomputed: bool) -> Floats:
-    """Bytes that one layer at a time needs for a moment: the most of any layer in each sort of stage."""
+def _working(problem: Problem, stages: Stages, choices: Choices, *, recomputed: bool) -> Floats:
+    """Bytes that one micro-batch needs for a moment: the most of any layer in each sort of stage, and gathered inputs."""
+    batch, tensor = choices.micro_batch[:, None], choices.tensor[:, None]
     of_kind = stages.each("working_bytes", recomputed=recomputed)
-    largest = np.max(np.where(stages.n_layers > 0, of_kind, 0.0), axis=1)
-    working: Floats = choices.micro_batch[:, None] * largest / choices.tensor[:, None]
+    working: Floats = batch * np.max(np.where(stages.n_layers > 0, of_kind, 0.0), axis=1) / tensor
+    if problem.software.keeps_gathered and not recomputed:
+        blocks = stages.n_layers @ np.where(stages.each("is_block") > 0, stages.each("output_bytes"), 0.0)
+        working = working + np.where(tensor > 1, batch * blocks, 0.0)
     return working

@@ -35,7 +35,8 @@ class Software:
     shards_sequence: bool = False
     """Tensor-parallel ranks divide the activations between matrix products too (sequence parallelism, arXiv 2205.05198)."""
     keeps_gathered: bool = False
-    """With it, the gathered inputs of a block's two column-parallel products are kept, not gathered again."""
+    """With it, of the gathered inputs of a block's two column-parallel products one is kept for the backward pass, and the other while
+    its micro-batch is worked on: that is what measured peaks of pipelines and of whole models leave room for."""
     partition: Literal["blocks", "flops", "cost"] = "blocks"
     """What pipeline stages are given alike: as many blocks, as much arithmetic in greedy order, or the least costliest stage."""
 

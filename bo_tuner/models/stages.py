@@ -95,13 +95,12 @@ def _bounds(profile: ModelProfile, depth: int, software: Software, costs: tuple[
 
 
 def _by_flops(costs: Sequence[float], depth: int) -> list[int]:
-    """Layer after layer to the same stage, until the next would take the sum over the share of the stages so far; the last stages may
-    stay empty."""
+    """Layer after layer to the same stage, until the sum reaches the share of the stages so far; the last stages may stay empty."""
     total, sum_so_far, bounds = sum(costs), 0.0, [0]
-    for index, cost in enumerate(costs):
+    for index, cost in enumerate(costs[:-1]):
         sum_so_far += cost
-        if sum_so_far > total * len(bounds) / depth * (1 + 1e-9) and len(bounds) < depth and index > bounds[-1]:
-            bounds.append(index)
+        if sum_so_far >= total * len(bounds) / depth * (1 - 1e-9) and len(bounds) < depth:
+            bounds.append(index + 1)
     return [*bounds, *[len(costs)] * (depth + 1 - len(bounds))]
 
 
