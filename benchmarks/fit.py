@@ -59,7 +59,7 @@ CONSTANTS = (
     Constant("constants", "node_toll", 0.1, 1.0),
     Constant("constants", "rank_toll_s", 5e-5, 1.5),
     Constant("constants", "far_exponent", 1.0, 0.5),
-    Constant("constants", "overlap", 3.0, 0.6),
+    Constant("constants", "overlap", 3.5, 0.2),
     Constant("nanotron", "host_factor", 15, 1.0),
     Constant("nanotron", "pipeline_host.0", 1.6, 0.5),
     Constant("nanotron", "pipeline_host.1", 0.55, 0.5),

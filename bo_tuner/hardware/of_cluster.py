@@ -27,23 +27,23 @@ class Reached:
     """Share of the peak in large products, by the first word of a device's name. Fitted."""
     other_matmul: float = 0.7
     """Of devices that no calibration group ran on: between those."""
-    half_tokens_of_h100: float = 110.0
+    half_tokens_of_h100: float = 165.0
     """Tokens at which half the rate is reached; on slower devices fewer in proportion. Fitted."""
-    half_width: float = 85.0
+    half_width: float = 92.0
     """Width of a matrix at which half the rate is reached. Fitted."""
-    attention: float = 0.33
+    attention: float = 0.30
     """Share of the peak in products of activations. Fitted."""
     memory: float = 0.87
     """Share of the bandwidth that element-wise kernels get. Fitted."""
-    nvlink: float = 0.8
+    nvlink: float = 0.84
     """Share of the wire's rate that collectives get; NCCL itself reckons with 20 of 25 GB/s (src/graph/topo.h). Fitted."""
     pcie: float = 0.75
     """NCCL reckons with 12 of 16 GB/s of PCIe 3 (src/graph/topo.h)."""
-    network: float = 0.53
+    network: float = 0.48
     """Of all network cards of a node together. Fitted."""
-    near_latency_s: float = 1.1e-5
+    near_latency_s: float = 1.2e-5
     """Of a step of a collective inside a node. Fitted."""
-    far_latency_s: float = 2.7e-5
+    far_latency_s: float = 2.5e-5
     """Between nodes. Fitted."""
     loopback_latency_s: float = 1.5e-4
     """Of a gloo message on one machine. Measured."""

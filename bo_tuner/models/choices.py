@@ -31,11 +31,11 @@ class Constants:
     """Of a reduction that could be hidden altogether: the last bucket waits for the last gradient. Guessed once."""
     node_toll: float = 0.1
     """By which a collective over all nodes slows for each doubling of their number. Fitted."""
-    rank_toll_s: float = 9e-5
+    rank_toll_s: float = 8e-5
     """Seconds that each data-parallel rank adds to a step: stragglers. Fitted."""
     far_exponent: float = 1.0
     """Host time grows with (tensor degree / node size) to this power once a tensor group spans nodes. Fitted."""
-    overlap: float = 2.6
+    overlap: float = 3.5
     """Host and device work side by side: a layer takes (host^q + device^q)^(1/q) with this q. Fitted."""
 
 

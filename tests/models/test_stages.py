@@ -42,7 +42,7 @@ def test_by_blocks_earlier_stages_take_what_does_not_divide() -> None:
 
 def test_by_flops_a_heavy_head_leaves_its_stage_fewer_blocks() -> None:
     # The head has the arithmetic of 2.2 blocks, so each of four stages is due 4.6 of them.
-    assert blocks(4, BY_FLOPS) == [(4, 1), (5, 1), (4, 1), (3, 1)]
+    assert blocks(4, BY_FLOPS) == [(5, 1), (5, 1), (4, 1), (2, 1)]
 
 
 def test_by_flops_stages_may_stay_empty() -> None:
