@@ -127,14 +127,23 @@ def _of_one_depth(problem: Problem, choices: Choices, stages: Stages) -> dict[st
 
 
 def _one_way(problem: Problem, choices: Choices, stages: Stages) -> Floats:
-    """Seconds until what a stage gives is at the next one; all ranks of a node share its way out."""
+    """Seconds until what a stage gives is at the next one, in the mean of a pipeline's boundaries.
+
+    Neighbouring ranks hold the same stage (the order of Megatron, arXiv 2104.04473, section 3.1: tensor, data, pipeline). So only as many
+    boundaries lie between nodes as there are nodes to join, and those ranks of a node share its way out that hold one stage.
+    """
     software, hardware = problem.software, problem.hardware
     message = stages.each("output_bytes").max() * choices.micro_batch
     if software.shards_sequence:
         message = message / choices.tensor
-    link = hardware.inside if problem.n_nodes == 1 else hardware.between
-    share = 1 if problem.n_nodes == 1 else problem.node_size
-    return np.where(choices.depth > 1, message * share / link.bytes_per_s + link.latency_s + software.exchange_s, 0.0)
+    near, far = hardware.inside, hardware.between
+    n_boundaries = np.maximum(choices.depth - 1, 1)
+    far_share = np.minimum((problem.n_nodes - 1) / n_boundaries, 1)
+    together = np.minimum(choices.data * choices.tensor, problem.node_size)
+    inside = message / near.bytes_per_s + near.latency_s
+    outside = message * together / far.bytes_per_s + far.latency_s
+    one_way = far_share * outside + (1 - far_share) * inside + software.exchange_s
+    return np.where(choices.depth > 1, one_way, 0.0)
 
 
 def _layer_times(problem: Problem, choices: Choices, stages: Stages) -> tuple[Floats, Floats]:
