@@ -13,6 +13,7 @@ from bo_tuner.errors import ConfigError, LaunchError, ModelError
 from bo_tuner.objectives.launch import ForkServer
 from bo_tuner.objectives.training.failures import ending_of
 from bo_tuner.objectives.training.sources import MODEL_FILE, JobSources
+from bo_tuner.profile import ModelProfile
 from bo_tuner.workload import ModelStructure, Workload
 
 __all__ = ["Balance", "ModelFacts", "model_facts"]
@@ -43,6 +44,10 @@ class ModelFacts:
     is_bf16_supported: bool
     versions: Mapping[str, str]
     """Of python, torch, deepspeed, transformers, and cuda where there is one."""
+    profile: ModelProfile | None
+    """What it costs, on samples like the first; None where it cannot be traced without weights."""
+    unprofiled_because: str
+    """Why not; empty where there is a profile."""
 
 
 def model_facts(
@@ -82,6 +87,7 @@ def model_facts(
         "model_is": who,
         "data_is": f"--data {workload.data}",
         "seq_len": workload.seq_len if is_length_known else seq_len,
+        "name": workload.model.name,
         "precision": workload.precision,
         "device": device,
         "balance": balance,
@@ -110,7 +116,8 @@ def model_facts(
         raise LaunchError(f"{who} must be built, and the process that does it {how}{_last_words(log)}")
     if "error" in answer:
         raise ModelError(answer["error"])
-    return ModelFacts(**{**answer, "structure": ModelStructure.from_dict(answer["structure"])})
+    profile = answer["profile"] and ModelProfile.from_dict(answer["profile"])
+    return ModelFacts(**{**answer, "structure": ModelStructure.from_dict(answer["structure"]), "profile": profile})
 
 
 def _last_words(log: Path) -> str:

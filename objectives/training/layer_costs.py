@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from bo_tuner.objectives.training.chain import (
+    check_gradients,
+    check_outputs,
+    check_tensors,
+    fresh,
+    kind_of,
+    shapes_of,
+    tensors_of,
+    told,
+)
 from bo_tuner.objectives.training.job.data import describe
-from bo_tuner.objectives.training.job.errors import JobError
-from bo_tuner.objectives.training.job.functions import one_line
 from bo_tuner.objectives.training.job.layers import LayerStack, loss_of
-from bo_tuner.objectives.training.job.structure import Initialise, digest, place
+from bo_tuner.objectives.training.job.structure import Initialise, place
 
-__all__ = ["LayerError", "layer_parameters", "layer_times"]
+__all__ = ["layer_parameters", "layer_times"]
 
 _LONGEST_S = 1.5
 """A layer that takes longer is repeated no more."""
-
-
-class LayerError(JobError):
-    """A layer, or the loss, fails on what comes to it."""
 
 
 def layer_parameters(stack: LayerStack) -> list[int]:
@@ -59,13 +61,13 @@ def layer_times(
     """
     inputs, labels = stack.pair(batch)
     for part, what in ((inputs, "inputs"), (labels, "labels")):
-        _check_tensors(part, f"its data give {what} that are")
+        check_tensors(part, f"its data give {what} that are")
     times: list[float] = []
     known: dict[Any, tuple[float, Any]] = {}
     for number, original in enumerate(stack.layers):
         is_last = number == len(stack.layers) - 1
         name = f"layer {number} ({type(original).__name__})"
-        key = (_kind(original), _shapes(inputs), is_last)
+        key = (kind_of(original), shapes_of(inputs), is_last)
         if key not in known:
             layer, loss = copy.deepcopy((original, stack.loss))
             placed = nn.ModuleList([layer, *([loss] if isinstance(loss, nn.Module) and is_last else [])])
@@ -78,20 +80,6 @@ def layer_times(
         times.append(seconds)
         inputs = outputs
     return times
-
-
-def _kind(layer: nn.Module) -> tuple[Any, ...]:
-    """Equal for layers that do the same work: the same classes, parameters and settings. A number that only counts layers is none."""
-    settings: list[Any] = [digest(layer)]
-    for module in layer.modules():
-        settings.append(type(module))
-        for name, value in sorted(vars(module).items()):
-            counts = type(value) is int and name.endswith(("idx", "index", "id", "number"))
-            if isinstance(value, bool | int | float | str) and not counts:
-                settings.append((name, value))
-            elif callable(value) and not isinstance(value, type):
-                settings.append((name, id(value)))
-    return tuple(settings)
 
 
 def _timed(
@@ -108,20 +96,19 @@ def _timed(
     outputs: Any = None
     began = time.perf_counter()
     for repeat in range(1 + n_repeats):
-        given = _fresh(inputs, dtype)
+        given = fresh(inputs, dtype)
         started = time.perf_counter()
-        with _told(f"{name} must take {describe(given)}"):
+        with told(f"{name} must take {describe(given)}"):
             outputs = layer(given)
         if end is None:
-            _check(outputs, name)
-            ends = [tensor for tensor in _tensors(outputs) if tensor.is_floating_point()]
+            check_outputs(outputs, name)
+            ends = [tensor for tensor in tensors_of(outputs) if tensor.is_floating_point()]
             torch.autograd.backward(ends, [torch.ones_like(tensor) for tensor in ends])
         else:
-            with _told(f"the loss must take {describe(outputs)} and {describe(end[1])}"):
+            with told(f"the loss must take {describe(outputs)} and {describe(end[1])}"):
                 loss = end[0](outputs, end[1])
             torch.autograd.backward(loss_of(loss))
-        if needs_gradients and any(tensor.is_floating_point() and tensor.grad is None for tensor in _tensors(given)):
-            raise JobError(f"{name} makes no use of a tensor that it is given, so that no gradient goes back")
+        check_gradients(given if needs_gradients else (), name)
         _synchronise(given)
         if repeat:
             best = min(best, time.perf_counter() - started)
@@ -130,53 +117,10 @@ def _timed(
     return best, _detached(outputs)
 
 
-@contextlib.contextmanager
-def _told(what: str) -> Iterator[None]:
-    try:
-        yield
-    except (JobError, MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:
-        raise LayerError(f"{what}, and raises {type(error).__name__}: {one_line(error)}") from error
-
-
 def _synchronise(value: Any) -> None:
-    if any(tensor.is_cuda for tensor in _tensors(value)):
+    if any(tensor.is_cuda for tensor in tensors_of(value)):
         torch.cuda.synchronize()
-
-
-def _check(outputs: Any, name: str) -> None:
-    _check_tensors(outputs, f"{name} gives")
-    if any(tensor.is_floating_point() and not tensor.requires_grad for tensor in _tensors(outputs)):
-        raise JobError(f"{name} gives a floating-point tensor that no gradient flows through")
-
-
-def _check_tensors(value: Any, who_gives: str) -> None:
-    parts = value if isinstance(value, tuple) else (value,)
-    if not parts or not all(isinstance(part, Tensor) for part in parts):
-        kinds = ", ".join(type(part).__name__ for part in parts)
-        described = f"a tuple of {kinds or 'nothing'}" if isinstance(value, tuple) else f"a {kinds}"
-        raise JobError(f"{who_gives} {described}, and only a tensor or a tuple of tensors passes from stage to stage")
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    for part in value if isinstance(value, tuple) else (value,):
-        if isinstance(part, Tensor):
-            yield part
-
-
-def _fresh(value: Any, dtype: torch.dtype) -> Any:
-    """Inputs as another stage would send them: floats in the model's type, with a gradient to be asked for."""
-    if isinstance(value, tuple):
-        return tuple(_fresh(part, dtype) for part in value)
-    if isinstance(value, Tensor) and value.is_floating_point():
-        return value.detach().to(dtype).requires_grad_()
-    return value
 
 
 def _detached(value: Any) -> Any:
     return tuple(part.detach() for part in value) if isinstance(value, tuple) else value.detach()
-
-
-def _shapes(value: Any) -> str:
-    return " ".join(f"{tensor.dtype}{tuple(tensor.shape)}" for tensor in _tensors(value))

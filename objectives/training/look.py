@@ -63,6 +63,7 @@ def _facts(channel: Channel, request: Mapping[str, Any]) -> dict[str, Any]:
     from deepspeed.accelerator import get_accelerator
 
     from bo_tuner.objectives.training import job as training_job
+    from bo_tuner.objectives.training.job.data import n_tokens
     from bo_tuner.objectives.training.job.hugging_face import architecture_of
     from bo_tuner.objectives.training.job.structure import digest, structure_of
     from bo_tuner.objectives.training.sources import write_object
@@ -95,16 +96,20 @@ def _facts(channel: Channel, request: Mapping[str, Any]) -> dict[str, Any]:
     batch = _first_batch(channel, job, model, request)
     if job["data"] is not None and asked is None:
         with _blamed_on(request["data_is"]):
-            check_seq_len(spec, _tokens(batch))
+            check_seq_len(spec, n_tokens(batch))
     n_parameters = sum(parameter.numel() for parameter in model.parameters())
     n_trainable = sum(trainable) if sum(trainable) < n_parameters else None
+    structure = _structure(model, batch, request, n_trainable)
+    profile, unprofiled_because = _profile(model, batch, request, structure.whole_because)
     return {
         "n_parameters": n_parameters,
-        "structure": asdict(_structure(model, batch, request, n_trainable)),
+        "structure": asdict(structure),
+        "profile": profile,
+        "unprofiled_because": unprofiled_because,
         "architecture": architecture if is_from_code else {},
         "digest": digest(model) if is_from_code else "",
         "data_seq_len": None if job["data"] is None else offered,
-        "seq_len": asked or (offered if job["data"] is None else _tokens(batch)),
+        "seq_len": asked or (offered if job["data"] is None else n_tokens(batch)),
         "is_fp16_supported": bool(get_accelerator().is_fp16_supported()),
         "is_bf16_supported": bool(get_accelerator().is_bf16_supported()),
         "versions": _versions(),
@@ -156,31 +161,18 @@ def _first_batch(channel: Channel, job: Mapping[str, Any], model: Any, request: 
     return first
 
 
-def _tokens(batch: Any) -> int:
-    """Tokens of a sample, as far as its shape tells: the second dimension of the first tensor of whole numbers, else 1."""
-    import torch
-
-    values = (
-        list(batch.values()) if isinstance(batch, Mapping) else batch if isinstance(batch, tuple | list) else [batch]
-    )
-    if values and isinstance(values[0], tuple | list):
-        values = list(values[0])
-    first = next((value for value in values if isinstance(value, torch.Tensor)), None)
-    is_tokens = first is not None and first.dim() >= 2 and not first.is_floating_point()
-    return int(first.shape[1]) if is_tokens and first is not None else 1
-
-
 def _structure(model: Any, batch: Any, request: Mapping[str, Any], n_trainable: int | None) -> ModelStructure:
     """How the model can be cut and recomputed, and the reasons where it cannot."""
     import torch
 
+    from bo_tuner.objectives.training.chain import LayerError
     from bo_tuner.objectives.training.job import JobError
     from bo_tuner.objectives.training.job.data import moved
     from bo_tuner.objectives.training.job.layers import LayerStack
     from bo_tuner.objectives.training.job.recompute import recomputed_layers
     from bo_tuner.objectives.training.job.split import as_stack
     from bo_tuner.objectives.training.job.structure import initialiser
-    from bo_tuner.objectives.training.layer_costs import LayerError, layer_parameters, layer_times
+    from bo_tuner.objectives.training.layer_costs import layer_parameters, layer_times
 
     plain_because = whole_because = ""
     costs: list[float] = []
@@ -190,8 +182,6 @@ def _structure(model: Any, batch: Any, request: Mapping[str, Any], n_trainable: 
     except JobError as error:
         plain_because = str(error)
     try:
-        if n_trainable is not None:
-            raise JobError("some of its weights are frozen, and a gradient must flow through every cut of a pipeline")
         stack = as_stack(model)
         costs, unit = [float(count) for count in layer_parameters(stack)], "parameters"
         device = torch.device(request["device"])
@@ -220,3 +210,24 @@ def _structure(model: Any, batch: Any, request: Mapping[str, Any], n_trainable: 
         whole_because=whole_because,
         plain_because=plain_because,
     )
+
+
+def _profile(
+    model: Any, batch: Any, request: Mapping[str, Any], whole_because: str
+) -> tuple[dict[str, Any] | None, str]:
+    """The profile as plain data, or None and the reason."""
+    from bo_tuner.objectives.training.job import JobError
+    from bo_tuner.objectives.training.profiles import profile_of
+
+    try:
+        found = profile_of(
+            model,
+            batch,
+            name=request["name"],
+            precision=request["precision"],
+            device=request["device"],
+            whole_because=whole_because,
+        )
+    except JobError as error:
+        return None, str(error)
+    return found.to_dict(), ""

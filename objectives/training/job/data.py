@@ -18,7 +18,7 @@ from .hugging_face import SyntheticData
 from .pipeline import data_parallel_rank
 from .randomness import Randomness
 
-__all__ = ["Watched", "describe", "micro_batches", "moved"]
+__all__ = ["Watched", "describe", "micro_batches", "moved", "n_tokens"]
 
 
 def micro_batches(
@@ -216,6 +216,18 @@ def _n_samples(batch: Any) -> int:
     if first is None:
         raise JobError(f"a batch must hold tensors with samples along the first dimension; got {describe(batch)}")
     return first.shape[0]
+
+
+def n_tokens(batch: Any) -> int:
+    """Tokens of a sample, as far as its shape tells: the second dimension of the first tensor of whole numbers, else 1."""
+    values = (
+        list(batch.values()) if isinstance(batch, Mapping) else batch if isinstance(batch, tuple | list) else [batch]
+    )
+    if values and isinstance(values[0], tuple | list):
+        values = list(values[0])
+    first = next((value for value in values if isinstance(value, Tensor)), None)
+    is_tokens = first is not None and first.dim() >= 2 and not first.is_floating_point()
+    return int(first.shape[1]) if is_tokens and first is not None else 1
 
 
 def describe(batch: Any) -> str:

@@ -21,7 +21,7 @@ from .recompute import recompute, recomputed_layers
 from .split import as_stack
 from .structure import initialiser, place
 
-__all__ = ["StepTimes", "build_engine", "join_group", "load_model", "place_model", "run_step"]
+__all__ = ["StepTimes", "build_engine", "join_group", "load_model", "place_model", "run_forward", "run_step"]
 
 
 def join_group(device: torch.device, *, init_method: str | None = None, rank: int = -1, world_size: int = -1) -> None:
@@ -190,7 +190,7 @@ def run_step(engine: Any, data: Watched, *, grad_accum_steps: int) -> StepTimes:
     for _ in range(grad_accum_steps):
         batch = moved(next(data), device)
         with clock:
-            loss = loss_of(_forward(engine, batch))
+            loss = loss_of(run_forward(engine, batch))
             engine.backward(loss)
             engine.step()
         losses.append(loss.detach())
@@ -202,7 +202,8 @@ def run_step(engine: Any, data: Watched, *, grad_accum_steps: int) -> StepTimes:
     return StepTimes(total_s=total_s, engine_s=clock.total_s(), loss=mean_loss)
 
 
-def _forward(engine: Any, batch: Any) -> Any:
+def run_forward(engine: Any, batch: Any) -> Any:
+    """Call a model, or an engine around it, with a micro-batch: a mapping by name, a tuple one by one."""
     if isinstance(batch, Mapping):
         return engine(**batch)
     return engine(*batch) if isinstance(batch, tuple) else engine(batch)

@@ -28,6 +28,8 @@ def as_stack(model: nn.Module) -> LayerStack:
     Raises:
         JobError: It cannot be split; the text is the reason.
     """
+    if not all(parameter.requires_grad for parameter in model.parameters()):
+        raise JobError("some of its weights are frozen, and a gradient must flow through every cut of a pipeline")
     if isinstance(model, LayerStack):
         return model
     split = _SPLITS.get(type(model).__name__)
