@@ -77,6 +77,7 @@ LAYERS = (
     {"engine"},
     {"report"},
     {"opening"},
+    {"plan"},
     {"tune"},
     {"cli"},
 )

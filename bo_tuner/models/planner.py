@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import lru_cache
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,17 +13,23 @@ from numpy.typing import NDArray
 from bo_tuner.config import TrainConfig
 from bo_tuner.errors import ConfigError
 from bo_tuner.models.choices import Choices, Flags, Floats, Problem
-from bo_tuner.models.cost import TIME_PARTS, Times, stage_times, times_of
+from bo_tuner.models.cost import TIME_PARTS, StageTimes, Times, stage_times, times_of
 from bo_tuner.models.memory import MEMORY_PARTS, Memory, memory_of
-from bo_tuner.schedules import Timeline, find_schedule, simulate
+from bo_tuner.schedules import Action, Timeline, find_schedule, simulate
 from bo_tuner.text import gib
 
-__all__ = ["Family", "Plan", "Planned", "plan", "timeline_of"]
+__all__ = ["Cause", "Family", "Plan", "Planned", "plan", "timeline_of"]
 
 _N_CHECKED = 50
-"""Best configs whose pipelines are simulated."""
-_FILLED = 3
-"""A pipeline is simulated for at most this many times as many micro-batches as it is deep: later ones take as long as the last."""
+"""Best configs whose pipelines are simulated,"""
+_MOST_ACTIONS = 200_000
+"""as long as they have no more actions than this together: half a second."""
+_FILLED = 2
+"""A pipeline is simulated for so many times as many micro-batches as it is deep, and for once as many more: later ones take as long."""
+
+
+Cause = Literal["memory", "global batch", "2BW"]
+"""What a family fell for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +37,7 @@ class Family:
     """Configs that differ only in their micro-batch."""
 
     layout: TrainConfig
+    cause: Cause
     reason: str
     """Why none of them can be run."""
 
@@ -52,18 +60,6 @@ class Planned:
         """Of the rank that needs most."""
         return sum(self.memory_bytes.values())
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data that JSON can hold."""
-        return {
-            "name": self.config.name,
-            "params": self.config.params(),
-            "samples_per_s": self.samples_per_s,
-            "step_time_s": self.step_time_s,
-            "time_s": dict(self.times_s),
-            "memory_bytes": {**self.memory_bytes, "total": self.total_bytes},
-            "fits": self.fits,
-        }
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
@@ -81,7 +77,7 @@ class Plan:
     times: Times
     memory: Memory
     step_s: Floats
-    """As simulated for the best, else by closed form."""
+    """All times together: as simulated for the best pipelines, else by closed form."""
     fits: Flags
     order: NDArray[np.int64]
 
@@ -103,10 +99,29 @@ class Plan:
         Raises:
             ConfigError: There is none.
         """
-        for index in self.order:
-            if self._config(int(index)).name == name:
-                return self._planned(int(index))
-        raise ConfigError(f"--timeline must name a config of this plan, as its table does; got {name!r}")
+        try:
+            return self._planned(int(self.order[self.names().index(name)]))
+        except ValueError:
+            raise ConfigError(f"--timeline must name a config of this plan, as its table does; got {name!r}") from None
+
+    def best_pipeline(self) -> Planned | None:
+        """The fastest that fits and has stages; None where there is none."""
+        staged = self.order[self.fits[self.order] & (self.choices.depth[self.order] > 1)]
+        return self._planned(int(staged[0])) if len(staged) else None
+
+    def names(self, n: int | None = None) -> list[str]:
+        """Of the first `n`, or of all, as `TrainConfig.name` has them, without making configs of 100,000 candidates."""
+        order = self.order[:n]
+        parts = [layout.name.split("gas1_mbs1") for layout in self.layouts]
+        return [
+            f"{parts[layout][0]}gas{accumulation}_mbs{micro_batch}{parts[layout][1]}"
+            for layout, accumulation, micro_batch in zip(
+                self.of_layout[order].tolist(),
+                self.choices.accumulation[order].astype(int).tolist(),
+                self.choices.micro_batch[order].astype(int).tolist(),
+                strict=True,
+            )
+        ]
 
     def _config(self, index: int) -> TrainConfig:
         return replace(
@@ -158,9 +173,9 @@ def plan(
     fallen: list[Family] = []
     rows: list[tuple[int, int, int]] = []
     for layout in _layouts(problem, zero_stages, schedules, tensor_degrees, recompute):
-        batches, reason = _batches(problem, layout, global_batch)
-        if reason:
-            fallen.append(Family(layout=layout, reason=reason))
+        batches = _batches(problem, layout, global_batch)
+        if isinstance(batches, Family):
+            fallen.append(batches)
             continue
         rows += [(len(layouts), micro_batch, accumulation) for micro_batch, accumulation in batches]
         layouts.append(layout)
@@ -204,17 +219,23 @@ def timeline_of(problem: Problem, config: TrainConfig, *, n_micro_batches: int |
         config: Of any depth.
         n_micro_batches: Fewer than the config has, to see the start only; None for all.
     """
-    of_stage = stage_times(problem, config)
-    depth = config.pipeline_depth
-    schedule = find_schedule(config.pipeline_schedule)
-    m = n_micro_batches or config.grad_accum_steps
-    orders = [schedule.actions(rank, depth=depth, n_micro_batches=m) for rank in range(depth)]
+    return _run(stage_times(problem, config), config, n_micro_batches or config.grad_accum_steps)
+
+
+def _run(of_stage: StageTimes, config: TrainConfig, n_micro_batches: int) -> Timeline:
     return simulate(
-        orders,
+        _orders(config.pipeline_schedule, config.pipeline_depth, n_micro_batches),
         forward_s=of_stage.forward_s,
         backward_s=of_stage.backward_s,
-        message_s=[of_stage.message_s] * (depth - 1),
+        message_s=[of_stage.message_s] * (config.pipeline_depth - 1),
     )
+
+
+@lru_cache(maxsize=64)
+def _orders(schedule: str, depth: int, n_micro_batches: int) -> tuple[tuple[Action, ...], ...]:
+    """Of every rank: the same for all micro-batch sizes."""
+    found = find_schedule(schedule)
+    return tuple(found.actions(rank, depth=depth, n_micro_batches=n_micro_batches) for rank in range(depth))
 
 
 def _layouts(
@@ -245,21 +266,21 @@ def _layouts(
                         )
 
 
-def _batches(problem: Problem, layout: TrainConfig, global_batch: int) -> tuple[list[tuple[int, int]], str]:
+def _batches(problem: Problem, layout: TrainConfig, global_batch: int) -> list[tuple[int, int]] | Family:
     """(micro-batch, accumulation) pairs, or why there are none."""
     width, depth = layout.data_parallel(problem.n_ranks), layout.pipeline_depth
-    if global_batch % width:
-        return [], f"{global_batch} samples a step do not divide by {width} replicas"
-    if layout.pipeline_schedule == "2bw" and problem.profile.n_blocks % depth:
-        return [], f"2BW wants as many blocks in every stage, and {problem.profile.n_blocks} do not divide by {depth}"
-    each = global_batch // width
-    pairs = [(each // m, m) for m in _divisors(each) if layout.pipeline_schedule != "2bw" or m >= depth]
-    if not pairs:
-        return (
-            [],
-            f"2BW needs at least as many micro-batches as stages, and {each} samples a replica make at most {each}",
-        )
-    return pairs, ""
+    is_2bw = layout.pipeline_schedule == "2bw"
+    each, rest = divmod(global_batch, width)
+    if rest:
+        reason = f"{global_batch} samples a step do not divide by {width} replicas"
+        return Family(layout=layout, cause="global batch", reason=reason)
+    if is_2bw and problem.profile.n_blocks % depth:
+        reason = f"2BW wants as many blocks in every stage, and {problem.profile.n_blocks} do not divide by {depth}"
+        return Family(layout=layout, cause="2BW", reason=reason)
+    if is_2bw and each < depth:
+        reason = f"2BW needs as many micro-batches as the {depth} stages, and a replica has {each} samples a step"
+        return Family(layout=layout, cause="2BW", reason=reason)
+    return [(each // m, m) for m in _divisors(each) if m >= depth or not is_2bw]
 
 
 def _too_large(
@@ -270,7 +291,11 @@ def _too_large(
     has_one = np.zeros(len(layouts), dtype=bool)
     np.logical_or.at(has_one, of_layout, fits)
     return [
-        Family(layout=layout, reason=f"needs at least {gib(int(needed))} a device, and {gib(limit_bytes)} may be used")
+        Family(
+            layout=layout,
+            cause="memory",
+            reason=f"needs at least {gib(int(needed))} a device, and {gib(limit_bytes)} may be used",
+        )
         for layout, needed, one in zip(layouts, least, has_one, strict=True)
         if not one
     ]
@@ -281,32 +306,47 @@ def _ranked(step_s: Floats, total: Floats, fits: Flags) -> NDArray[np.int64]:
 
 
 def _checked(made: Plan) -> Plan:
-    """The best ones' pipelines simulated, and all ranked again."""
-    step_s = made.step_s.copy()
-    for index in made.order[:_N_CHECKED]:
-        if made.fits[index] and made.choices.depth[index] > 1:
-            step_s[index] = _simulated(made, int(index))
-    return replace(made, step_s=step_s, order=_ranked(step_s, made.memory.total, made.fits))
+    """The best ones' pipelines simulated, and all ranked again: what stages wait in them counts as bubble and exchange."""
+    times, choices = made.times, made.choices
+    bubble, exchange = times.bubble.copy(), times.exchange.copy()
+    n_actions = 0
+    for index in map(int, made.order[:_N_CHECKED]):
+        depth, m = int(choices.depth[index]), int(choices.accumulation[index])
+        if not made.fits[index] or depth == 1:
+            continue
+        lengths = _lengths(depth, m, is_drained=not choices.is_2bw[index])
+        n_actions += 2 * depth * sum(lengths)
+        if n_actions > _MOST_ACTIONS:
+            break
+        waits = max(_simulated(made, index, lengths) - times.compute[index] - times.tensor[index], 0.0)
+        bubble[index] = min(bubble[index], waits)
+        exchange[index] = waits - bubble[index]
+    times = replace(times, bubble=bubble, exchange=exchange)
+    step_s = times.total
+    return replace(made, times=times, step_s=step_s, order=_ranked(step_s, made.memory.total, made.fits))
 
 
-def _simulated(made: Plan, index: int) -> float:
-    """Seconds of a step, with what the closed form says of all that is no pipeline."""
+def _lengths(depth: int, n_micro_batches: int, *, is_drained: bool) -> tuple[int, ...]:
+    """Micro-batches of the runs that a step follows from: one of the whole step, or two that differ by a filled pipeline's."""
+    filled = _FILLED * depth
+    return (n_micro_batches,) if is_drained and n_micro_batches <= filled + depth else (filled, filled + depth)
+
+
+def _simulated(made: Plan, index: int, lengths: tuple[int, ...]) -> float:
+    """Seconds that a step spends in the pipeline.
+
+    2BW takes micro-batches in the order of 1F1B, and never drains: a step takes as long as so many in the middle of it.
+    """
     config = made._config(index)
-    times = made.times
-    beside = sum(float(getattr(times, part)[index]) for part in ("gradients", "optimizer", "fixed"))
+    is_2bw = config.pipeline_schedule == "2bw"
+    ordered = replace(config, pipeline_schedule="1f1b") if is_2bw else config
     of_stage = stage_times(made.problem, config)
-    if config.pipeline_schedule == "2bw":  # never drained: a step is as many turns of the slowest stage
-        period = max(map(sum, zip(of_stage.forward_s, of_stage.backward_s, strict=True)))
-        depth = config.pipeline_depth
-        return config.grad_accum_steps * (period + 2 * of_stage.message_s * (depth - 1) / depth) + beside
-    m, filled = config.grad_accum_steps, _FILLED * config.pipeline_depth
-    if m <= filled + config.pipeline_depth:
-        return timeline_of(made.problem, config).makespan_s + beside
-    short, longer = (
-        timeline_of(made.problem, config, n_micro_batches=n).makespan_s
-        for n in (filled, filled + config.pipeline_depth)
-    )
-    return longer + (m - filled - config.pipeline_depth) * (longer - short) / config.pipeline_depth + beside
+    first, *longer = (_run(of_stage, ordered, n).makespan_s for n in lengths)
+    if not longer:
+        return first
+    each = (longer[0] - first) / (lengths[1] - lengths[0])
+    m = config.grad_accum_steps
+    return m * each if is_2bw else first + (m - lengths[0]) * each
 
 
 def _divisors(number: int) -> list[int]:
