@@ -108,7 +108,9 @@ def _profile(
 
     spec = model_spec(model)
     if spec.source == "object":
-        raise ModelError("a plan needs a model that it can build: a preset, a config, or FILE.py:FUNCTION; got a torch module")
+        raise ModelError(
+            "a plan needs a model that it can build: a preset, a config, or FILE.py:FUNCTION; got a torch module"
+        )
     length = spec.usual_seq_len if seq_len is None else seq_len
     check_seq_len(spec, length)
     workload = Workload(

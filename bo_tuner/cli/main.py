@@ -13,6 +13,7 @@ import typer
 
 from bo_tuner.cli.dashboard import dashboard
 from bo_tuner.cli.doctor import doctor
+from bo_tuner.cli.plan import plan
 from bo_tuner.cli.report import report
 from bo_tuner.cli.studies import export, list_studies, show
 from bo_tuner.cli.tune import tune
@@ -36,6 +37,7 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
 
 
 app.command()(tune)
+app.command()(plan)
 app.command()(watch)
 app.command()(show)
 app.command()(report)

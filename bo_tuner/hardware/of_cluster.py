@@ -99,8 +99,13 @@ def hardware_of(cluster: Cluster, precision: str, reached: Reached = REACHED) ->
         node_size=cluster.n_ranks // cluster.n_nodes,
         operation_s=reached.operation_s,
         launches_ahead=cluster.device != "cpu",
-        source=f"{sheet.source}; {sheet.node_source}",
+        source=f"{sheet.source}; {_network_source(cluster, sheet)}",
     )
+
+
+def _network_source(cluster: Cluster, sheet: DeviceSheet) -> str:
+    given = cluster.network_bytes_per_s
+    return sheet.node_source if given is None else f"{given * 8 / 1e9:g} Gb/s a node, as given"
 
 
 def _inside(sheet: DeviceSheet, reached: Reached) -> Link:

@@ -70,7 +70,7 @@ class Plan:
     limit_bytes: int
     """Of one device."""
     families: tuple[Family, ...]
-    """That fell, and why."""
+    """That fell, and why; those that memory is short for last, the nearest of them first."""
     layouts: Sequence[TrainConfig]
     of_layout: NDArray[np.int64]
     choices: Choices
@@ -292,12 +292,12 @@ def _too_large(
     np.logical_or.at(has_one, of_layout, fits)
     return [
         Family(
-            layout=layout,
+            layout=layouts[place],
             cause="memory",
-            reason=f"needs at least {gib(int(needed))} a device, and {gib(limit_bytes)} may be used",
+            reason=f"needs at least {gib(int(least[place]))} a device, and {gib(limit_bytes)} may be used",
         )
-        for layout, needed, one in zip(layouts, least, has_one, strict=True)
-        if not one
+        for place in np.argsort(least, kind="stable")
+        if not has_one[place]
     ]
 
 

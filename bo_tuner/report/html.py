@@ -1,18 +1,23 @@
-"""A study as one HTML page: plotly inside, no network, light and dark, the answer first."""
+"""Pages that need nothing else, and a study as one: plotly inside, no network, light and dark, the answer first."""
 
 from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Mapping
 from datetime import datetime
 from importlib import resources
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from bo_tuner.errors import StoreError
 from bo_tuner.report.figures import study_figures
 from bo_tuner.report.page import ReportedStudy, page_texts
 
-__all__ = ["report_html", "write_report"]
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+__all__ = ["rendered", "report_html", "write_page", "write_report"]
 
 _SECTIONS = {
     "throughput": (
@@ -61,7 +66,16 @@ def write_report(study: ReportedStudy, path: Path | None = None) -> Path:
         StoreError: The file cannot be written.
     """
     path = path or Path(f"{study.name.replace('/', '_')}.html")
-    text = report_html(study)
+    write_page(report_html(study), path)
+    return path
+
+
+def write_page(text: str, path: Path) -> None:
+    """Write a page, whole or not at all.
+
+    Raises:
+        StoreError: The file cannot be written.
+    """
     unfinished: Path | None = None
     try:
         if path.is_dir():
@@ -78,7 +92,6 @@ def write_report(study: ReportedStudy, path: Path | None = None) -> Path:
         raise StoreError(
             f"the report needs a file that can be written, and {path} cannot ({error.strerror}): choose another with --out"
         ) from error
-    return path
 
 
 def report_html(study: ReportedStudy, *, now: datetime | None = None) -> str:
@@ -87,6 +100,19 @@ def report_html(study: ReportedStudy, *, now: datetime | None = None) -> str:
     Args:
         study: What to tell.
         now: When that is; None for this moment.
+    """
+    figures = study_figures(study.records, n_ranks=study.manifest.cluster.n_ranks)
+    told = {name: (*_SECTIONS[name], figure) for name, figure in figures.items()}
+    return rendered("report.html", told, page_texts(study, now=now or datetime.now()))
+
+
+def rendered(template: str, figures: Mapping[str, tuple[str, str, go.Figure]], texts: Mapping[str, Any]) -> str:
+    """A page with all that it needs inside.
+
+    Args:
+        template: Its name.
+        figures: Title, caption and figure by name.
+        texts: What else the template asks for.
     """
     import jinja2
     from plotly.offline import get_plotlyjs
@@ -100,31 +126,27 @@ def report_html(study: ReportedStudy, *, now: datetime | None = None) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    return environment.get_template("report.html").render(
-        **page_texts(study, now=now or datetime.now()),
-        figures=_figures(study),
+    return environment.get_template(template).render(
+        **texts,
+        figures={name: _figure(*told) for name, told in figures.items()},
         style=folder.joinpath("report.css").read_text(encoding="utf-8"),
         script=folder.joinpath("report.js").read_text(encoding="utf-8"),
         plotly_js=get_plotlyjs(),
     )
 
 
-def _figures(study: ReportedStudy) -> dict[str, dict[str, str]]:
-    """Title, caption and data of every figure; the page has the title as a heading, and room for the legend above only."""
-    found: dict[str, dict[str, str]] = {}
-    for name, figure in study_figures(study.records, n_ranks=study.manifest.cluster.n_ranks).items():
-        title, caption = _SECTIONS[name]
-        figure.update_layout(
-            title=None,
-            margin={"t": 16},
-            legend={
-                "orientation": "h",
-                "x": 0,
-                "xanchor": "left",
-                "y": 1,
-                "yanchor": "bottom",
-                "entrywidth": 122,  # "ZeRO 1 pp2 gas2 rc"
-            },
-        )
-        found[name] = {"title": title, "caption": caption, "data": str(figure.to_json())}  # plotly escapes "<" in it
-    return found
+def _figure(title: str, caption: str, figure: go.Figure) -> dict[str, str]:
+    """Title, caption and data; the page has the title as a heading, and room for the legend above only."""
+    figure.update_layout(
+        title=None,
+        margin={"t": 16},
+        legend={
+            "orientation": "h",
+            "x": 0,
+            "xanchor": "left",
+            "y": 1,
+            "yanchor": "bottom",
+            "entrywidth": 122,  # "ZeRO 1 pp2 gas2 rc"
+        },
+    )
+    return {"title": title, "caption": caption, "data": str(figure.to_json())}  # plotly escapes "<" in it

@@ -62,7 +62,8 @@ def _question(plan: Plan) -> dict[str, Any]:
 
 def _rejected(plan: Plan) -> list[dict[str, str]]:
     return [
-        {"layout": family.layout.layout_name, "cause": family.cause, "reason": family.reason} for family in plan.families
+        {"layout": family.layout.layout_name, "cause": family.cause, "reason": family.reason}
+        for family in plan.families
     ]
 
 

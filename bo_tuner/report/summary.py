@@ -15,7 +15,7 @@ from bo_tuner.report.standing import as_deepspeed_counts, confirmation_text, mar
 from bo_tuner.text import count, gib, rate
 from bo_tuner.trial import TrialRecord, best_of, last_limit_bytes, launch_noise, memory_margin, ranked
 
-__all__ = ["UNIT", "study_to_dict", "summary_text", "trials_table"]
+__all__ = ["UNIT", "aligned", "study_to_dict", "summary_text", "trials_table"]
 
 UNIT = "samples/s"
 
@@ -97,7 +97,7 @@ def trials_table(records: Sequence[TrialRecord], *, n_ranks: int) -> str:
             )
         )
     reasons = [remarks(record) for record in records]
-    lines = _aligned([header, *rows])
+    lines = aligned([header, *rows])
     return "\n".join(f"{line}  {reason}".rstrip() for line, reason in zip(lines, ["", *reasons], strict=True))
 
 
@@ -118,7 +118,7 @@ def summary_text(
         ]
     header = ("space", "trials", "best samples/s", "best name")
     rows = [header, *(_summary_row(name, group) for name, group in groups), _summary_row("all", list(records))]
-    lines = _aligned(rows)
+    lines = aligned(rows)
     endings = Counter(record.result.outcome.value for record in records if record.result)
     counted = ", ".join(f"{n_such} {outcome}" for outcome, n_such in endings.most_common())
     n_configs = len({record.config for record in records if record.result})
@@ -138,7 +138,7 @@ def summary_text(
     return "\n".join(lines)
 
 
-def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """One line a row, with columns as wide as their widest cell."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -1,0 +1,117 @@
+"""`bo-tuner plan`: what to expect before anything runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bo_tuner.cli.options import AsJson, Debug
+from bo_tuner.errors import ConfigError, NothingFitsError
+from bo_tuner.plan import plan as make_plan
+from bo_tuner.report.plan_json import plan_json
+from bo_tuner.report.plan_page import write_plan
+from bo_tuner.report.plan_text import plan_text
+from bo_tuner.text import gib
+
+__all__ = ["plan"]
+
+_TOP = 10
+
+
+def plan(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help="A preset, a path to a Hugging Face config (folder or file), or FILE.py:FUNCTION."
+        ),
+    ],
+    global_batch: Annotated[
+        int,
+        typer.Option(help="Samples per optimizer step; with --allow-2bw the largest that is safe."),
+    ],
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            help="Nodes x devices x name: 8x8xV100-16GB, 8xA100-80GB, or H100; @25Gb/s behind it tells a node's network.",
+            show_default="this machine",
+        ),
+    ] = None,
+    seq_len: Annotated[
+        int | None, typer.Option(help="Tokens per sample.", show_default="the model's longest, at most 2048")
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="FILE.py:FUNCTION that returns a data set or loader.", show_default="random samples"),
+    ] = None,
+    precision: Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16; auto is the devices' usual.")] = "auto",
+    allow_2bw: Annotated[
+        bool,
+        typer.Option(
+            "--allow-2bw",
+            help="Also pipelines that never drain (PipeDream-2BW). Their gradients are one optimizer step old, which changes training.",
+        ),
+    ] = False,
+    max_tensor: Annotated[
+        int, typer.Option(help="Largest degree of tensor parallelism; what trains here has none yet.")
+    ] = 1,
+    memory_limit: Annotated[
+        str | None,
+        typer.Option(help="Memory per device: a fraction of it, or bytes as in 3GiB.", show_default="0.92"),
+    ] = None,
+    memory_reserve: Annotated[
+        str | None,
+        typer.Option(help="Instead: memory of each device that stays free, as in 2GiB.", show_default="8 %"),
+    ] = None,
+    top: Annotated[
+        int | None,
+        typer.Option(help="How many configs to show.", min=1, show_default=f"{_TOP}; all with --json"),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Also write an HTML page with figures.", show_default="not written")
+    ] = None,
+    timeline: Annotated[
+        str | None,
+        typer.Option(
+            help="Config whose pipeline the page shows, by its name.", show_default="the best with a pipeline"
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Predict which configs fit a cluster and how fast they are, and rank them.
+
+    Nothing is measured: the model is traced without weights, and the rates of devices come from their data sheets.
+    """
+    if timeline is not None and out is None:
+        raise ConfigError(f"--timeline says what the page of --out shows; got {timeline!r} without --out")
+    if cluster is None:
+        print("planned for this machine (--cluster plans for another)", file=sys.stderr)
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    found = make_plan(
+        model,
+        global_batch=global_batch,
+        cluster=cluster,
+        seq_len=seq_len,
+        data=data,
+        precision=precision,
+        allow_2bw=allow_2bw,
+        max_tensor=max_tensor,
+        memory_limit=memory_limit,
+        memory_reserve=memory_reserve,
+    )
+    if as_json:
+        sys.stdout.writelines(plan_json(found, top))
+    else:
+        print(plan_text(found, top or _TOP))
+    if out is not None:
+        print(f"wrote {write_plan(found, out, top=top or _TOP, timeline=timeline)}", file=sys.stderr)
+    if not found.n_fitting:
+        least = found.best(1)[0]
+        raise NothingFitsError(
+            f"at least one config must fit in {gib(found.limit_bytes)} a device, and {least.config.name}, which needs least, needs "
+            f"{gib(least.total_bytes)}: raise --memory-limit, lower --seq-len, or plan for more devices or larger ones"
+        )
