@@ -20,7 +20,10 @@ from bo_tuner.models.choices import Flags, Floats
 
 __all__ = ["Agreement", "agreement", "rank_correlation", "summary"]
 
-DATA_SETS = ("ultrascale_playbook", "vtrain", "internevo")
+DATA_SETS = ("ultrascale_playbook", "vtrain")
+"""With groups that are large enough to rank."""
+SINGLE = ("llmfoundry", "internevo")
+"""With few configs a group, or one: absolute times."""
 _NEAR = 2.0
 """Configs within this factor of the best are those that a search must tell apart."""
 _HIT = 0.95
@@ -132,6 +135,28 @@ def summary(found: Sequence[Agreement]) -> dict[str, float]:
     }
 
 
+def absolute(data_set: str) -> dict[str, tuple[int, float, float, float]]:
+    """By device, the number of runs, and the 10th, 50th and 90th percentile of expected over measured time."""
+    ratios: dict[str, list[float]] = {}
+    for table in tables(data_set, fewest=1):
+        one = compared(table)
+        if one is not None:
+            done = one.is_complete
+            ratios.setdefault(table.gpu, []).extend((one.expected_s[done] / one.measured_s[done]).tolist())
+    return {
+        gpu: (len(values), *(float(value) for value in np.quantile(values, (0.1, 0.5, 0.9))))  # type: ignore[misc]
+        for gpu, values in sorted(ratios.items())
+    }
+
+
+def _print_absolute() -> None:
+    print("| absolute times | runs | expected / measured: 10th, 50th, 90th percentile |")
+    print("| --- | --- | --- |")
+    for name in SINGLE:
+        for gpu, (n, low, middle, high) in absolute(name).items():
+            print(f"| {name}, {gpu} | {n} | {_shown(low)}, {_shown(middle)}, {_shown(high)} |")
+
+
 def _shown(value: float | None, digits: int = 2) -> str:
     return "" if value is None or np.isnan(value) else f"{value:.{digits}f}"
 
@@ -173,7 +198,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     ]
     tests = [one for one in found if not one.calibrates]
     if options.json:
-        parts = {"tests": summary(tests), "calibrate": summary([one for one in found if one.calibrates])}
+        parts: dict[str, object] = {
+            "tests": summary(tests),
+            "calibrate": summary([one for one in found if one.calibrates]),
+        }
+        parts["absolute"] = {name: absolute(name) for name in SINGLE}
         json.dump({**parts, "groups": [asdict(one) for one in found]}, sys.stdout, indent=1)
         print()
         return
@@ -187,6 +216,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             some = [one for one in found if one.data_set == name and one.calibrates is is_calibration]
             if some:
                 _print_summary(f"{name}, {'calibrate' if is_calibration else 'test'}", some)
+    print()
+    _print_absolute()
     print()
     _print_groups(found if options.all else tests)
 
