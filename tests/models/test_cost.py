@@ -10,7 +10,7 @@ import pytest
 
 from bo_tuner.config import TrainConfig
 from bo_tuner.hardware import Link
-from bo_tuner.models.cost import TIME_PARTS, Times, times_of
+from bo_tuner.models.cost import TIME_PARTS, Times, stage_times, times_of
 from tests.models.gpt import BLOCK, DEVICE, GPT, HIDDEN, N_BLOCKS, ONLY_BLOCKS, PLAIN, SEQ_LEN, choices, problem
 
 FREE = replace(DEVICE, inside=Link(bytes_per_s=1e30, latency_s=0.0), between=Link(bytes_per_s=1e30, latency_s=0.0))
@@ -150,3 +150,14 @@ def test_many_configs_at_once_are_told_as_one_by_one() -> None:
     configs = [deep(depth, m, tensor_parallel=t) for depth in (1, 2, 4) for m in (1, 8) for t in (1, 2)]
     together = times(*configs).total
     assert together == pytest.approx([times(config).total[0] for config in configs])
+
+
+def test_messages_leave_a_node_only_at_the_stages_that_border_on_another() -> None:
+    """16 ranks on two nodes: of 15 boundaries one lies between them, and the ranks of one stage share the way out."""
+    slow = replace(DEVICE, inside=Link(bytes_per_s=1e30, latency_s=0.0), between=Link(bytes_per_s=1e9, latency_s=0.0))
+    given = problem(ONLY_BLOCKS, n_ranks=16, hardware=slow)
+    message = BLOCK.output_bytes
+    for depth, width, n_far in ((2, 8, 1), (4, 4, 1), (16, 1, 1)):
+        config = TrainConfig(pipeline_depth=depth, grad_accum_steps=depth)
+        one_way = stage_times(given, config).message_s
+        assert one_way * (depth - 1) == pytest.approx(n_far * message * width / 1e9)

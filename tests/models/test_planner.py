@@ -24,7 +24,7 @@ SCHEDULES = ("1f1b", "gpipe", "2bw")
 
 
 def made(limit_bytes: int = ROOMY, **told: Any) -> Plan:
-    return plan(GIVEN, **{"global_batch": BATCH, "limit_bytes": limit_bytes, "schedules": SCHEDULES, **told})
+    return plan(GIVEN, global_batch=BATCH, limit_bytes=limit_bytes, schedules=SCHEDULES, **told)
 
 
 def legal() -> list[TrainConfig]:
@@ -48,7 +48,7 @@ def legal() -> list[TrainConfig]:
                                     micro_batch_size=micro_batch,
                                     grad_accum_steps=accumulation,
                                     pipeline_depth=depth,
-                                    pipeline_schedule=schedule,
+                                    pipeline_schedule=schedule,  # type: ignore[arg-type]
                                     tensor_parallel=tensor,
                                     recompute=recompute,
                                 )

@@ -6,6 +6,7 @@ import contextlib
 import re
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page
@@ -80,12 +81,12 @@ def test_a_plan_of_which_nothing_fits_says_so_and_draws_no_timeline(browser: Bro
 
 def test_the_bars_are_the_parts_and_the_line_is_the_limit(found: Plan) -> None:
     shown = found.best(5)
-    memory = memory_parts_figure(shown, limit_bytes=found.limit_bytes)
+    memory: Any = memory_parts_figure(shown, limit_bytes=found.limit_bytes)
     assert [bar.name for bar in memory.data] == list(MEMORY_PARTS)
     for place, planned in enumerate(shown):
         assert sum(bar.x[place] for bar in memory.data) == pytest.approx(planned.total_bytes / GIB)
     assert [line.x0 for line in memory.layout.shapes] == [4.0]
-    times = time_parts_figure(shown)
+    times: Any = time_parts_figure(shown)
     assert [bar.name for bar in times.data] == list(TIME_PARTS)
     for place, planned in enumerate(shown):
         assert sum(bar.x[place] for bar in times.data) == pytest.approx(planned.step_time_s)
@@ -94,7 +95,8 @@ def test_the_bars_are_the_parts_and_the_line_is_the_limit(found: Plan) -> None:
 def test_the_timeline_has_every_pass_in_the_lane_of_its_stage(found: Plan) -> None:
     config = found.find("z0_pp4_gas8_mbs2").config
     timeline = timeline_of(GIVEN, config)
-    forward, backward = timeline_figure(timeline).data
+    figure: Any = timeline_figure(timeline)
+    forward, backward = figure.data
     for bars, kind in ((forward, Forward), (backward, Backward)):
         drawn = sorted(zip(bars.y, bars.base, bars.x, strict=True))
         expected = sorted(
