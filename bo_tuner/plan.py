@@ -46,7 +46,7 @@ def plan(
         model: As in `tune`, but for torch modules; or a profile.
         global_batch: Samples of an optimizer step. With `allow_2bw` the largest at which training with gradients one step old is safe.
         cluster: As in "8x8xV100-16GB" (nodes x devices x name; "@25Gb/s" behind it tells a node's network); None for this machine.
-        seq_len: Tokens per sample; None for the model's longest, at most 2048.
+        seq_len: Tokens per sample; None for the model's longest, at most 2048, or for those of `data`.
         data: `FILE.py:FUNCTION`, as in `tune`, for models that no samples can be made up for.
         precision: `auto`, `fp32`, `bf16` or `fp16`; `auto` is what the devices usually train in.
         allow_2bw: Plan pipelines that never drain (PipeDream-2BW), whose gradients are one step old, too.
@@ -111,6 +111,8 @@ def _profile(
         raise ModelError(
             "a plan needs a model that it can build: a preset, a config, or FILE.py:FUNCTION; got a torch module"
         )
+    if spec.source == "function" and seq_len is None and data is None:
+        raise ConfigError(f"--seq-len must be given for a model from a function without --data; got {spec.name}")
     length = spec.usual_seq_len if seq_len is None else seq_len
     check_seq_len(spec, length)
     workload = Workload(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -91,18 +92,20 @@ def plan(
     if cluster is None:
         print("planned for this machine (--cluster plans for another)", file=sys.stderr)
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    found = make_plan(
-        model,
-        global_batch=global_batch,
-        cluster=cluster,
-        seq_len=seq_len,
-        data=data,
-        precision=precision,
-        allow_2bw=allow_2bw,
-        max_tensor=max_tensor,
-        memory_limit=memory_limit,
-        memory_reserve=memory_reserve,
-    )
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # it looks for devices otherwise, and a plan needs none
+    with contextlib.redirect_stdout(sys.stderr):  # what libraries and a user's function print is no result
+        found = make_plan(
+            model,
+            global_batch=global_batch,
+            cluster=cluster,
+            seq_len=seq_len,
+            data=data,
+            precision=precision,
+            allow_2bw=allow_2bw,
+            max_tensor=max_tensor,
+            memory_limit=memory_limit,
+            memory_reserve=memory_reserve,
+        )
     if as_json:
         sys.stdout.writelines(plan_json(found, top))
     else:

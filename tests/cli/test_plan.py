@@ -132,8 +132,10 @@ def test_the_page_is_written_beside_the_table(run: Run, tmp_path: Path) -> None:
     ids=lambda value: " ".join(value[-2:]) if isinstance(value, tuple) else "",
 )  # fmt: skip
 def test_wrong_use_is_one_line_and_exits_with_2(
-    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
 ) -> None:
+    for name, value in (("TRANSFORMERS_VERBOSITY", "error"), ("DS_ACCELERATOR", "cpu")):  # as the command sets them
+        monkeypatch.setenv(name, value)
     handler = signal.getsignal(signal.SIGTERM)
     try:
         assert main(["plan", *arguments]) == 2
@@ -142,6 +144,29 @@ def test_wrong_use_is_one_line_and_exits_with_2(
     printed = capsys.readouterr()
     assert printed.err.startswith(f"error: {message}") and printed.err.count("\n") == 1
     assert not Path("x.html").exists()
+
+
+CODE = """
+from torch import nn
+
+def build():
+    print("building")
+    return [nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)], nn.functional.mse_loss
+"""
+
+
+def test_a_model_from_code_is_planned_with_data_of_its_own(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(CODE, encoding="utf-8")
+    data = f"{Path(__file__).parents[1] / 'targets' / 'small_data.py'}:vectors"
+    told = ("plan", "mine.py:build", "--cluster", "2xH100", "--global-batch", "4", "--json")
+    done = run(*told, "--data", data, cwd=tmp_path)
+    assert done.returncode == 0 and "building" in done.stderr
+    found = json.loads(done.stdout)
+    assert (found["model"], found["n_parameters"]) == ("mine-build", 4 * 8 + 8 + 8 + 1)
+    assert any(candidate["params"]["pipeline_depth"] == 2 for candidate in found["candidates"])
+    assert run(*told, cwd=tmp_path).stderr == (
+        "error: --seq-len must be given for a model from a function without --data; got mine-build\n"
+    )
 
 
 def test_the_help_says_what_2bw_does_to_training_and_that_nothing_is_measured(run: Run, tmp_path: Path) -> None:
