@@ -10,6 +10,7 @@ from bo_tuner.budget import Budget
 from bo_tuner.cluster import Cluster, MemoryLimit
 from bo_tuner.config import TrainConfig
 from bo_tuner.errors import BoTunerError
+from bo_tuner.objectives.simulated import Simulation
 from bo_tuner.outcome import Measurement, Outcome, TrialLimits, TrialResult
 from bo_tuner.space import BatchRule, SearchSpace
 from bo_tuner.trial import TrialRecord
@@ -26,6 +27,7 @@ __all__ = [
     "ModelSpec",
     "Outcome",
     "SearchSpace",
+    "Simulation",
     "TrainConfig",
     "TrialLimits",
     "TrialRecord",
