@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     readings: list[Reading] = []
     with trials_of(MODEL, seq_len=options.seq_len, device="cpu", n_ranks=2) as trials:
-        facts = model_facts(trials.workload, trials.server, device="cpu")
+        facts = model_facts(trials.workload, trials.server, device="cpu", traces=True)
         if facts.profile is None:
             sys.exit(f"{MODEL} must have a profile: {facts.unprofiled_because}")
         hardware = calibrate(trials.server, trials.cluster, precision=trials.workload.precision).hardware(
