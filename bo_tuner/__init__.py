@@ -13,6 +13,7 @@ from bo_tuner.budget import Budget
 from bo_tuner.cluster import Cluster, MemoryLimit
 from bo_tuner.config import TrainConfig
 from bo_tuner.errors import BoTunerError
+from bo_tuner.objectives.simulated import Simulation
 from bo_tuner.outcome import Measurement, Outcome, TrialLimits, TrialResult
 from bo_tuner.plan import plan
 from bo_tuner.space import BatchRule, SearchSpace
@@ -30,6 +31,7 @@ __all__ = [
     "ModelSpec",
     "Outcome",
     "SearchSpace",
+    "Simulation",
     "TrainConfig",
     "TrialLimits",
     "TrialRecord",

@@ -22,7 +22,7 @@ class Spent:
     trials: int = 0
     """Distinct configs with a result; retries do not count."""
     seconds: float = 0.0
-    """Time a process was driving the study, interrupted trials included."""
+    """Time a process was driving the study, interrupted trials included; of one that runs nothing, what its trials would have taken."""
     device_seconds: float = 0.0
     """The same, times the ranks it held."""
 
@@ -51,7 +51,7 @@ class Budget:
     trials: int | None = None
     """Distinct configs."""
     seconds: float | None = None
-    """Wall time while the study is driven."""
+    """Wall time while the study is driven, or of trials that nobody ran what they would have taken."""
     device_hours: float | None = None
     """Hours times ranks (GPU-hours on a GPU machine)."""
 

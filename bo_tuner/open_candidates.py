@@ -69,9 +69,11 @@ class OpenCandidates:
             n_ranks: World size.
             limit_bytes: Memory limit per rank of this run.
             longest_step_s: A config whose optimizer step would take longer than this, even at the best rate measured so
-                far, is set aside. Not under a fixed global batch, where every config makes equally large steps.
+                far, is set aside. Not under a fixed global batch, where every config makes equally large steps. Infinite where
+                nobody waits for a step.
         """
         self._candidates = tuple(candidates)
+        self._layouts = tuple(config.layout for config in self._candidates)
         self._space = space
         self._n_ranks = n_ranks
         self._limit_bytes = limit_bytes
@@ -92,13 +94,15 @@ class OpenCandidates:
         proofs = memory_proofs(records, limit_bytes=self._limit_bytes)
         is_measurable = self._measurable(records)
 
-        def is_open(config: TrainConfig) -> bool:
-            proof = proofs.get(config.layout)
+        def is_open(config: TrainConfig, layout: TrainConfig) -> bool:
+            proof = proofs.get(layout)
             fits = proof is None or config.micro_batch_size < proof.micro_batch_size
             return fits and config not in tried and is_measurable(config)
 
-        listed = [config for config in self._candidates if is_open(config)]
-        return listed + [config for config in self._edge(records, proofs) if is_open(config)]
+        listed = [
+            config for config, layout in zip(self._candidates, self._layouts, strict=True) if is_open(config, layout)
+        ]
+        return listed + [config for config in self._edge(records, proofs) if is_open(config, config.layout)]
 
     def _measurable(self, records: Sequence[TrialRecord]) -> Callable[[TrainConfig], bool]:
         best = best_of(records)
@@ -116,6 +120,6 @@ class OpenCandidates:
                 if record.config.layout == layout and record.has_run and not _is_proof(record, self._limit_bytes)
             ]
             if ran and max(ran) < proof.micro_batch_size:
-                family = [config for config in self._candidates if config.layout == layout]
+                family = [config for config, own in zip(self._candidates, self._layouts, strict=True) if own == layout]
                 found += self._space.refined(family, fits=max(ran), fails=proof.micro_batch_size, n_ranks=self._n_ranks)
         return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
@@ -75,6 +75,21 @@ class SearchSpace:
     recompute: tuple[bool, ...] = (False,)
     """Whether activations are recomputed."""
     tensor_parallel: tuple[int, ...] = (1,)
+    listed: tuple[TrainConfig, ...] = ()
+    """Instead of all that lies within the bounds: these configs alone, as those of a table."""
+
+    @classmethod
+    def of_configs(cls, configs: Sequence[TrainConfig]) -> SearchSpace:
+        """These configs, in their order, and the bounds they lie within."""
+        return cls(
+            zero_stages=tuple(config.zero_stage for config in configs),
+            max_micro_batch=max(config.micro_batch_size for config in configs),
+            max_grad_accum=max(config.grad_accum_steps for config in configs),
+            pipeline_depths=tuple(config.pipeline_depth for config in configs),
+            recompute=tuple(config.recompute for config in configs),
+            tensor_parallel=tuple(config.tensor_parallel for config in configs),
+            listed=tuple(configs),
+        )
 
     def __post_init__(self) -> None:
         stages = tuple(sorted(set(self.zero_stages)))
@@ -95,11 +110,14 @@ class SearchSpace:
                 raise ConfigError(f"{name} must be at least 1; got {getattr(self, name)}")
 
     def candidates(self, cluster: Cluster, back_end: BackEnd) -> tuple[TrainConfig, ...]:
-        """Every legal config once, in a fixed order: by layout, then micro-batch, then accumulation.
+        """Every legal config once, in a fixed order: by layout, then micro-batch, then accumulation. Those that are listed ran already,
+        so that all of them are legal.
 
         Raises:
             ConfigError: No config meets the batch rule.
         """
+        if self.listed:
+            return self.listed
         found: list[TrainConfig] = []
         replicas: set[int] = set()
         for zero_stage, depth, recompute, tensor in itertools.product(
@@ -127,7 +145,7 @@ class SearchSpace:
         return tuple(found)
 
     def refined(self, family: Iterable[TrainConfig], *, fits: int, fails: int, n_ranks: int) -> list[TrainConfig]:
-        """Every integer between two neighbouring rungs of the ladder: candidates at the edge of memory.
+        """Every integer between two neighbouring rungs of the ladder: candidates at the edge of memory. None where configs are listed.
 
         Args:
             family: The candidates of one layout.
@@ -137,7 +155,7 @@ class SearchSpace:
         """
         listed = list(family)
         rule = self.batch_rule
-        if rule.kind == "fixed" or any(fits < config.micro_batch_size < fails for config in listed):
+        if self.listed or rule.kind == "fixed" or any(fits < config.micro_batch_size < fails for config in listed):
             return []
         # What ran may itself be an integer between two rungs: the rung at or below it has the accumulations.
         rung = max((config.micro_batch_size for config in listed if config.micro_batch_size <= fits), default=fits)
@@ -188,8 +206,13 @@ class SearchSpace:
         return f"no config is legal: ZeRO stages {self.zero_stages}, batch {rule}, on {cluster}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data that JSON can hold."""
-        return asdict(self)
+        """Plain data that JSON can hold; of listed configs what is not the default."""
+        usual = TrainConfig().params()
+        listed = [
+            {name: value for name, value in config.params().items() if usual.get(name) != value}
+            for config in self.listed
+        ]
+        return {**asdict(replace(self, listed=())), "listed": listed}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> SearchSpace:
@@ -198,6 +221,7 @@ class SearchSpace:
             name: tuple(value) if isinstance(value, list) else value for name, value in data.items()
         }
         values["batch_rule"] = BatchRule(**data["batch_rule"])
+        values["listed"] = tuple(TrainConfig.from_params(params) for params in data.get("listed", ()))
         return cls(**values)
 
 

@@ -8,20 +8,18 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from bo_tuner.budget import Budget, Spent
 from bo_tuner.cluster import Cluster, MemoryLimit
 from bo_tuner.config import TrainConfig
 from bo_tuner.engine import Engine, Progress, StopReason
-from bo_tuner.errors import ConfigError, ModelError, StoreError
-from bo_tuner.objectives.launch import ForkServer
-from bo_tuner.objectives.memory import Baseline
-from bo_tuner.objectives.training import DeepSpeedBackEnd, deepspeed_config, training_server
-from bo_tuner.objectives.training.facts import Balance
-from bo_tuner.objectives.training.sources import MODEL_FILE, model_spec, named, write_object
+from bo_tuner.errors import StoreError
+from bo_tuner.objectives.simulated import Simulation
+from bo_tuner.objectives.training import DeepSpeedBackEnd, deepspeed_config
 from bo_tuner.open_candidates import OpenCandidates
-from bo_tuner.opening import LONGEST_STEP_S, Opening, introduction, start_server
+from bo_tuner.opening import OPENINGS, StudyOpening, TuneOptions, introduction
+from bo_tuner.origin import REAL, Origin
 from bo_tuner.outcome import Measurement, TrialLimits
 from bo_tuner.report import (
     ReportedStudy,
@@ -32,14 +30,12 @@ from bo_tuner.report import (
     write_job,
     write_report,
 )
+from bo_tuner.report.export import check_exportable
 from bo_tuner.report.page import begun
 from bo_tuner.samplers import make_sampler
-from bo_tuner.samplers.table import check_sampler_name
-from bo_tuner.space import BatchRule, SearchSpace
-from bo_tuner.storage import Location, Manifest, StudyStore
-from bo_tuner.text import fraction_in
+from bo_tuner.storage import Manifest
 from bo_tuner.trial import TrialRecord, best_of
-from bo_tuner.workload import OPTIMIZERS, UNKNOWN_LENGTH, ModelSpec, Precision, Workload, check_choice, check_seq_len
+from bo_tuner.workload import ModelSpec, Workload
 
 if TYPE_CHECKING:
     import optuna
@@ -47,9 +43,6 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 __all__ = ["BestTrial", "TuneResult", "tune"]
-
-_FEWEST_STEPS = 4
-_RECOMPUTE = {"both": (False, True), "on": (True,), "off": (False,)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +54,8 @@ class BestTrial:
     cluster: Cluster
     study_folder: Path
     """Where the study keeps a model or functions that came as Python objects."""
+    origin: Origin = REAL
+    """Whether anything was measured here."""
 
     @property
     def config(self) -> TrainConfig:
@@ -74,7 +69,12 @@ class BestTrial:
         return self.record.result.measurement
 
     def deepspeed_config(self) -> dict[str, Any]:
-        """The DeepSpeed config to train with."""
+        """The DeepSpeed config to train with.
+
+        Raises:
+            ConfigError: DeepSpeed cannot run what a table measured.
+        """
+        check_exportable(self.config)
         return deepspeed_config(self.config, self.workload, n_ranks=self.cluster.n_ranks)
 
     def export(self, folder: str | Path) -> list[Path]:
@@ -82,8 +82,16 @@ class BestTrial:
 
         Raises:
             StoreError: The folder cannot be written.
+            ConfigError: DeepSpeed cannot run what a table measured, or the table does not hold the model.
         """
-        return write_job(Path(folder), self.record, self.workload, self.cluster, study_folder=self.study_folder)
+        return write_job(
+            Path(folder),
+            self.record,
+            self.workload,
+            self.cluster,
+            study_folder=self.study_folder,
+            origin=self.origin,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,13 +118,24 @@ class TuneResult:
         if record is None:
             return None
         return BestTrial(
-            record=record, workload=self.manifest.workload, cluster=self.manifest.cluster, study_folder=self.folder
+            record=record,
+            workload=self.manifest.workload,
+            cluster=self.manifest.cluster,
+            study_folder=self.folder,
+            origin=self.manifest.origin,
         )
 
     def to_dict(self) -> dict[str, Any]:
         """What `bo-tuner tune --json` prints."""
         candidates = self.manifest.space.candidates(self.manifest.cluster, DeepSpeedBackEnd())
-        return study_to_dict(self.study_name, self.trials, candidates, budget=str(self.budget), spent=self.spent)
+        return study_to_dict(
+            self.study_name,
+            self.trials,
+            candidates,
+            budget=str(self.budget),
+            spent=self.spent,
+            origin=self.manifest.origin,
+        )
 
     def report(self, path: str | Path | None = None) -> Path:
         """Write the study as one HTML page, by default STUDY.html in this folder; returns the file.
@@ -138,8 +157,12 @@ class TuneResult:
 
 
 def tune(
-    model: str | Path | PretrainedConfig | nn.Module | ModelSpec,
+    model: str | Path | PretrainedConfig | nn.Module | ModelSpec | None = None,
     *,
+    replay: str | Path | None = None,
+    group: str | None = None,
+    simulate: bool | Simulation = False,
+    cluster: str | None = None,
     budget: str | int | Budget = "20 trials",
     study: str | None = None,
     storage: str | None = None,
@@ -168,6 +191,8 @@ def tune(
 ) -> TuneResult:
     """Find the fastest training configuration that fits, by short real training steps; start a study or go on with it.
 
+    With `simulate` or `replay` the steps are a cost model's or a table's: nothing runs, and the study says so wherever it is shown.
+
     The same call goes on where an earlier one stopped, however it stopped. Studies lie in `./bo_tuner_studies/` by default.
     Works from scripts, notebooks and tests; a script needs no `if __name__ == "__main__"` guard.
 
@@ -178,9 +203,15 @@ def tune(
     Args:
         model: A preset's name, a path to a Hugging Face config (folder or file), a transformers config object, a torch module
             whose forward gives a loss, or `FILE.py:FUNCTION`, a function without arguments that returns such a module or a pair
-            (list of layers, loss function). A module travels without its weights, and is left as it is.
-        budget: "20 trials", "15m", "2 gpu-h", several with commas (the first reached ends it), or a number of trials.
-        study: Its name; None for one that follows from model, samples, precision and ranks.
+            (list of layers, loss function). A module travels without its weights, and is left as it is. None only with `replay`.
+        replay: A table of measured runs in CSV, which takes the place of training: its configs are the candidates, and model and
+            devices are the table's, so that no option that tells of them goes with it.
+        group: Which problem of the table; None where it holds only one.
+        simulate: The cost model takes the place of training; a `Simulation` says how noisy it is, and how much goes wrong.
+        cluster: What is simulated, as in "8x8xV100-16GB" (nodes, devices of each, device); None for this machine's devices.
+        budget: "20 trials", "15m", "2 gpu-h", several with commas (the first reached ends it), or a number of trials. Times of trials
+            that nobody ran are those that they would have taken.
+        study: Its name; None for one that follows from model, samples, precision and ranks, or from the group.
         storage: Any URL of Optuna's RDB storage; None for SQLite in `./bo_tuner_studies/`.
         ranks: World size; None for all visible GPUs, or two CPU ranks.
         device: `auto`, `cpu` or `cuda`.
@@ -221,110 +252,13 @@ def tune(
         LaunchError: Training processes cannot be started.
         KeyboardInterrupt: As usual; all ranks are gone by then, and the same call resumes.
     """
+    options = TuneOptions(**locals())
     started = time.monotonic()
-    budget = Budget.parse(budget)
-    spec = model_spec(model)
-    check_choice("--precision", precision, ("auto", *get_args(Precision)))
-    check_choice("--balance", balance, get_args(Balance))
-    check_choice("--recompute", recompute, tuple(_RECOMPUTE))
-    check_sampler_name(sampler)
-    if not 0 <= seed < 2**32:
-        raise ConfigError(f"--seed must be from 0 to {2**32 - 1}; got {seed}")
-    precision_fraction = _checked_precision(precision_target, max_steps)
-    if data_timeout <= 0:
-        raise ConfigError(f"--data-timeout must be over 0 s; got {data_timeout:g}")
-    is_length_known = spec.source == "config" and data is None
-    length = seq_len if seq_len is not None else spec.usual_seq_len if is_length_known else UNKNOWN_LENGTH
-    check_seq_len(spec, length)
-    data_length = seq_len if seq_len is not None else spec.usual_seq_len if spec.source == "config" else None
-    cluster = Cluster.detect(device=device, n_ranks=ranks)
-    memory_bytes = MemoryLimit.of(memory_limit=memory_limit, memory_reserve=memory_reserve).bytes_on(cluster)
-    space = SearchSpace(
-        zero_stages=tuple(zero_stages),
-        batch_rule=BatchRule.of(global_batch=global_batch, max_global_batch=max_global_batch),
-        pipeline_depths=_depths(cluster, max_depth),
-        recompute=_RECOMPUTE[recompute],
-    )
-    space.candidates(cluster, DeepSpeedBackEnd())  # says at once if there are none
-    location = Location(storage)
-    baseline = Baseline(allow_shared=allow_shared_gpu)
-    with baseline.ready(cluster, limit_bytes=memory_bytes):
-        pass  # says at once if somebody else uses the GPUs
+    limit = Budget.parse(budget)
+    options.check()
     try:
-        location.check_writable()
-        with training_server(cluster) as server:
-            workload = Workload(
-                model=spec,
-                n_parameters=0,  # known once the model was built, below
-                seq_len=length,
-                precision=cluster.usual_precision if precision == "auto" else precision,  # type: ignore[arg-type]  # checked
-                optimizer=_optimizer_source(optimizer, server.run_dir),
-                data=None if data is None else named("--data", data, server.run_dir),
-                data_seq_len=None if data is None else data_length,
-            )
-            if spec.source == "object":
-                _hand_over(model, server)
-            name = study or f"{workload.label}_{cluster.label}"
-            store = StudyStore(location, name)
-            progress = SharedProgress(progress or default_progress(), store.folder)
-            opening = Opening(
-                wanted=Manifest(workload=workload, cluster=cluster, space=space, seed=seed),
-                store=store,
-                server=server,
-                memory_bytes=memory_bytes,
-                balance=balance,  # type: ignore[arg-type]  # checked above
-                seq_len=seq_len,
-                max_depth=max_depth,
-                data_timeout_s=data_timeout,
-                baseline=baseline,
-            )
-            manifest = opening.open()
-            configs = manifest.space.candidates(cluster, DeepSpeedBackEnd())
-            candidates = OpenCandidates(
-                configs,
-                space=manifest.space,
-                n_ranks=cluster.n_ranks,
-                limit_bytes=memory_bytes,
-                longest_step_s=LONGEST_STEP_S,
-            )
-            print(
-                introduction(store, manifest, budget, memory_bytes=memory_bytes, n_candidates=len(configs)),
-                file=sys.stderr,
-                flush=True,
-            )
-            with store.drive(n_ranks=cluster.n_ranks, budget=str(budget), since=started):
-                engine = Engine(
-                    store=store,
-                    sampler=make_sampler(sampler, candidates, seed=seed),
-                    candidates=candidates,
-                    objective=opening.objective(manifest.workload, log_dir=store.folder / "logs"),
-                    budget=budget,
-                    limits=TrialLimits(
-                        memory_bytes=memory_bytes, precision_target=precision_fraction, max_steps=max_steps
-                    ),
-                    n_ranks=cluster.n_ranks,
-                    progress=progress,
-                    confirms=confirm,
-                )
-                records = store.records()
-                if candidates.open(records) and not budget.is_used_up(store.spent(records)):
-                    start_server(server, cluster)
-                stop_reason = engine.run()
-                store.note_stop(str(budget), stop_reason.value)
-                store.write_note()
-                with contextlib.suppress(StoreError):  # figures are for lookers-on: the study is whole without them
-                    store.write_figures(dashboard_figures(store.records(), n_ranks=cluster.n_ranks))
-                return TuneResult(
-                    study_name=name,
-                    study=store.study,
-                    trials=store.records(),
-                    manifest=manifest,
-                    budget=budget,
-                    spent=store.spent(),
-                    stop_reason=stop_reason,
-                    folder=store.folder,
-                    storage_url=None if store.location.is_default else store.location.shown_url,
-                )
+        with OPENINGS[options.kind](options) as opening:
+            return _driven(opening, options, limit, started)
     except OSError as error:
         raise StoreError(
             f"files must be readable and the disk must have room; {error.filename or 'a file'} fails "
@@ -332,41 +266,65 @@ def tune(
         ) from error
 
 
-def _checked_precision(precision_target: str | float, max_steps: int | None) -> float:
-    """The target as a fraction."""
-    fraction = fraction_in(str(precision_target))
-    if fraction is None or not 0 < fraction < 1:
-        raise ConfigError(
-            f'--precision-target must be over 0 and under 1, as in 0.02 or "2%"; got {precision_target!r}'
+def _driven(opening: StudyOpening, options: TuneOptions, budget: Budget, started: float) -> TuneResult:
+    """Open the study, and go on with it until it ends."""
+    store = opening.store
+    progress = SharedProgress(options.progress or default_progress(), store.folder)
+    manifest = opening.open()
+    cluster, origin = manifest.cluster, manifest.origin
+    configs = manifest.space.candidates(cluster, DeepSpeedBackEnd())
+    candidates = OpenCandidates(
+        configs,
+        space=manifest.space,
+        n_ranks=cluster.n_ranks,
+        limit_bytes=opening.memory_bytes,
+        longest_step_s=opening.longest_step_s,
+    )
+    print(
+        introduction(
+            store,
+            manifest,
+            budget,
+            memory_bytes=opening.memory_bytes,
+            n_candidates=len(configs),
+            longest_step_s=opening.longest_step_s,
+            notes=opening.notes,
+        ),
+        file=sys.stderr,
+        flush=True,
+    )
+    with store.drive(n_ranks=cluster.n_ranks, budget=str(budget), since=started):
+        engine = Engine(
+            store=store,
+            sampler=make_sampler(options.sampler, candidates, seed=options.seed),
+            candidates=candidates,
+            objective=opening.objective(manifest.workload, log_dir=store.folder / "logs"),
+            budget=budget,
+            limits=TrialLimits(
+                memory_bytes=opening.memory_bytes,
+                precision_target=options.precision_fraction,
+                max_steps=options.max_steps,
+            ),
+            n_ranks=cluster.n_ranks,
+            progress=progress,
+            confirms=options.confirm and origin.can_confirm,
         )
-    if max_steps is not None and max_steps < _FEWEST_STEPS:
-        raise ConfigError(
-            f"--max-steps must be at least {_FEWEST_STEPS}: one to warm up, and three to measure; got {max_steps}"
+        records = store.records()
+        if candidates.open(records) and not budget.is_used_up(store.spent(records)):
+            opening.start()
+        stop_reason = engine.run()
+        store.note_stop(str(budget), stop_reason.value)
+        store.write_note()
+        with contextlib.suppress(StoreError):  # figures are for lookers-on: the study is whole without them
+            store.write_figures(dashboard_figures(store.records(), n_ranks=cluster.n_ranks))
+        return TuneResult(
+            study_name=store.name,
+            study=store.study,
+            trials=store.records(),
+            manifest=manifest,
+            budget=budget,
+            spent=store.spent(),
+            stop_reason=stop_reason,
+            folder=store.folder,
+            storage_url=None if store.location.is_default else store.location.shown_url,
         )
-    return fraction
-
-
-def _depths(cluster: Cluster, max_depth: int | None) -> tuple[int, ...]:
-    """Numbers of stages that divide the ranks."""
-    if max_depth is not None and not 1 <= max_depth <= cluster.n_ranks:
-        raise ConfigError(f"--max-depth must be from 1 to the {cluster.n_ranks} ranks; got {max_depth}")
-    most = max_depth or cluster.n_ranks
-    return tuple(depth for depth in range(1, most + 1) if cluster.n_ranks % depth == 0)
-
-
-def _optimizer_source(optimizer: str | Callable[..., Any], folder: Path) -> str:
-    """A known optimizer's name, or where the user's comes from."""
-    if isinstance(optimizer, str) and optimizer in OPTIMIZERS:
-        return optimizer
-    return named("--optimizer", optimizer, folder)
-
-
-def _hand_over(model: Any, server: ForkServer) -> None:
-    """Write a module's structure where the ranks of this run find it."""
-    from bo_tuner.objectives.training.job import JobError
-    from bo_tuner.objectives.training.job.structure import structure_of
-
-    try:
-        write_object(structure_of(model), server.run_dir / MODEL_FILE, "a model")
-    except JobError as error:
-        raise ModelError(str(error)) from error

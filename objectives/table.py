@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import hashlib
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +19,7 @@ __all__ = ["MeasuredRun", "MeasuredTable", "group_sizes"]
 _NEEDED = ("group", "model", "gpu", "num_gpus", "mbs", "status")
 _NO_KNOBS = ("section", "experiments", "tuning_time_s", "best_exp", "iteration_s", "space")
 """Of `extra`: what was found, or where it stood; the rest are switches that somebody set."""
-_FAILED = ("oom", "fail")
+_MOST_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,14 +27,19 @@ class MeasuredRun:
     """One config and how it ended."""
 
     config: TrainConfig
-    is_complete: bool
-    """False where it ran out of memory, or failed for a reason that the table does not say."""
+    status: str
+    """As the table has it: `ok`, `oom`, or what else became of it, as `fail`."""
     step_time_s: float | None
     """Of an optimizer step; None unless it completed."""
     memory_bytes: int | None
     """Peak of a device, as the source states it."""
     trial_cost_s: float | None
     """What the source spent on it."""
+
+    @property
+    def is_complete(self) -> bool:
+        """False where it ran out of memory, or failed for a reason that the table does not say."""
+        return self.status == "ok"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +59,7 @@ class MeasuredTable:
     n_parameters: int
     """0 where the table does not tell."""
     gpu: str
-    """As the table calls it."""
+    """As the table calls it; several are joined by +."""
     n_ranks: int
     n_nodes: int
     seq_len: int | None
@@ -77,7 +84,10 @@ class MeasuredTable:
         rows = _rows(path)
         names = list(dict.fromkeys(row["group"] for row in rows))
         if group is None and len(names) > 1:
-            raise ConfigError(f"--group must be one of the {len(names)} groups of {path}: {', '.join(names[:8])}, ...")
+            more = ", ..." if len(names) > _MOST_NAMED else ""
+            raise ConfigError(
+                f"--group must be one of the {len(names)} groups of {path}: {', '.join(names[:_MOST_NAMED])}{more}"
+            )
         wanted = names[0] if group is None else group
         if wanted not in names:
             raise ConfigError(
@@ -89,6 +99,12 @@ class MeasuredTable:
     def configs(self) -> tuple[TrainConfig, ...]:
         """In the order of the table."""
         return tuple(run.config for run in self.runs)
+
+    @property
+    def digest(self) -> str:
+        """Tells the same problem with the same figures again, wherever the table lies."""
+        rows = [self.model, self.gpu, self.n_ranks, self.n_nodes, self.seq_len, *self.runs]
+        return hashlib.sha256("\n".join(map(repr, rows)).encode()).hexdigest()[:16]
 
     @property
     def best_samples_per_s(self) -> float:
@@ -113,7 +129,9 @@ def _rows(path: Path) -> list[dict[str, str]]:
             rows = list(csv.DictReader(file))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"--replay must be a table in CSV; {path} cannot be read: {error}") from error
-    missing = [name for name in _NEEDED if not rows or name not in rows[0]]
+    if not rows:
+        raise ConfigError(f"--replay must be a table with a line for every run; {path} has none")
+    missing = [name for name in _NEEDED if name not in rows[0]]
     if missing:
         raise ConfigError(f"--replay must be a table with the columns {', '.join(_NEEDED)}; {path} lacks {missing[0]}")
     return rows
@@ -147,7 +165,7 @@ def _table(path: Path, name: str, rows: Sequence[Mapping[str, str]]) -> Measured
         name=name,
         model=first["model"],
         n_parameters=int((_number(first, "params_b") or 0) * 1e9),
-        gpu=first["gpu"],
+        gpu="+".join(dict.fromkeys(row["gpu"] for row in rows)),
         n_ranks=n_ranks,
         n_nodes=_whole(first, "nodes", 1),
         seq_len=_whole(first, "seq_len", 0) or None,
@@ -175,18 +193,18 @@ def _run(row: Mapping[str, str], switches: Iterable[str], n_ranks: int) -> Measu
         return None
     if data_parallel != _whole(row, "dp", data_parallel):
         return None
-    is_complete = row["status"] not in _FAILED
+    status = (row["status"] or "").strip().lower()
     step_time_s = _number(row, "step_time_s")
     rate = _number(row, "samples_per_s")
     if step_time_s is None and rate:
         step_time_s = config.global_batch(n_ranks) / rate
-    if is_complete and not step_time_s:
+    if status == "ok" and not (step_time_s and step_time_s > 0):
         return None
     memory = _number(row, "mem_gb")
     return MeasuredRun(
         config=config,
-        is_complete=is_complete,
-        step_time_s=step_time_s if is_complete else None,
+        status=status,
+        step_time_s=step_time_s if status == "ok" else None,
         memory_bytes=None if memory is None else int(memory * 2**30),
         trial_cost_s=_number(row, "trial_cost_s"),
     )
@@ -218,11 +236,11 @@ def _whole(row: Mapping[str, str], column: str, default: int) -> int:
 
 
 def _number(row: Mapping[str, str], column: str) -> float | None:
-    text = (row.get(column) or "").strip()
     try:
-        return float(text) if text else None
+        value = float(row.get(column) or "")
     except ValueError:
         return None
+    return value if math.isfinite(value) else None
 
 
 def _shape(path: Path, model: str) -> Mapping[str, str]:
@@ -230,6 +248,6 @@ def _shape(path: Path, model: str) -> Mapping[str, str]:
         return {}
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            return next((row for row in csv.DictReader(file) if row.get("model") == model), {})
+            return next((row for row in csv.DictReader(file) if (row.get("model") or "").lower() == model.lower()), {})
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"{path} must be a table of model shapes in CSV, and cannot be read: {error}") from error

@@ -9,6 +9,7 @@ from typing import Any
 
 from bo_tuner.cluster import Cluster
 from bo_tuner.errors import StoreError, StudyMismatchError
+from bo_tuner.origin import REAL, Origin
 from bo_tuner.space import SearchSpace
 from bo_tuner.workload import Workload
 
@@ -27,6 +28,7 @@ class Manifest:
     cluster: Cluster
     space: SearchSpace
     seed: int
+    origin: Origin = REAL
     versions: Mapping[str, str] = field(default_factory=dict)
     """Of python, torch, deepspeed, transformers and bo_tuner; they may differ on resume."""
 
@@ -38,6 +40,7 @@ class Manifest:
             "cluster": self.cluster.to_dict(),
             "space": self.space.to_dict(),
             "seed": self.seed,
+            "origin": self.origin.to_dict(),
             "versions": dict(self.versions),
         }
 
@@ -59,6 +62,7 @@ class Manifest:
             cluster=Cluster.from_dict(data["cluster"]),
             space=SearchSpace.from_dict(data["space"]),
             seed=data["seed"],
+            origin=Origin.from_dict(data.get("origin", {})),  # studies of old had real steps only
             versions=data["versions"],
         )
 
@@ -70,14 +74,16 @@ class Manifest:
             study_name: For the message.
 
         Raises:
-            StudyMismatchError: Workload, hardware or space differ; the text names the first differences.
+            StudyMismatchError: Origin, workload, hardware or space differ; the text names the first differences.
         """
         mine, theirs = (json.loads(json.dumps(manifest.to_dict())) for manifest in (self, other))
         if abs(self.cluster.memory_bytes - other.cluster.memory_bytes) <= _SAME_MEMORY * self.cluster.memory_bytes:
             theirs["cluster"]["memory_bytes"] = self.cluster.memory_bytes
-        differences: list[str] = []
-        for part in ("workload", "cluster", "space"):
-            differences += list(_differences(mine[part], theirs[part], part))
+        theirs["origin"]["source"] = self.origin.source
+        differences = list(_differences(mine["origin"], theirs["origin"], "origin"))
+        if not differences:  # all else follows: another table has other configs
+            for part in ("workload", "cluster", "space"):
+                differences += list(_differences(mine[part], theirs[part], part))
         if differences:
             shown = "; ".join(differences[:3]) + ("; ..." if len(differences) > 3 else "")
             raise StudyMismatchError(
@@ -89,7 +95,9 @@ class Manifest:
 def _differences(mine: Any, theirs: Any, path: str) -> Iterator[str]:
     if isinstance(mine, Mapping) and isinstance(theirs, Mapping):
         for key in sorted({*mine, *theirs}, key=lambda name: (name != "name", str(name))):
-            yield from _differences(mine.get(key), theirs.get(key), f"{path} {key}".replace("workload ", ""))
+            yield from _differences(
+                mine.get(key), theirs.get(key), f"{path} {key}".replace("workload ", "").replace("settings ", "")
+            )
     elif _plain(mine) != _plain(theirs):
         yield f"{path} is {mine}, not {theirs}"
 

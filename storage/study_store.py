@@ -18,6 +18,7 @@ from bo_tuner.budget import Spent
 from bo_tuner.config import TrainConfig
 from bo_tuner.errors import StoreError
 from bo_tuner.hardware import Hardware
+from bo_tuner.origin import REAL, Origin
 from bo_tuner.outcome import Outcome, TrialResult
 from bo_tuner.storage.lease import Lease, is_alive
 from bo_tuner.storage.location import Location, storage_answers
@@ -56,6 +57,7 @@ class StudyStore:
         self._spent_before = Spent()
         self._driving_since = 0.0
         self._n_ranks = 0
+        self._manifest: Manifest | None = None
 
     @classmethod
     def existing(cls, location: Location, name: str) -> StudyStore:
@@ -75,11 +77,13 @@ class StudyStore:
     # -- what it is ------------------------------------------------------------------------------------------------
 
     def manifest(self) -> Manifest | None:
-        """What the study was started for; None when it does not exist, or died before that was written.
+        """What the study was started for, which never changes; None when it does not exist, or died before that was written.
 
         Raises:
             StoreError: It exists, and is not one of ours.
         """
+        if self._manifest is not None:
+            return self._manifest
         if not self.location.holds_anything or self.name not in study_names(self.location):
             return None
         data = self._user_attrs().get(_MANIFEST_KEY)
@@ -87,7 +91,8 @@ class StudyStore:
             if self.study.get_trials(deepcopy=False):
                 raise self._foreign()
             return None
-        return Manifest.from_dict(data)
+        self._manifest = Manifest.from_dict(data)
+        return self._manifest
 
     def create(self, manifest: Manifest) -> Manifest:
         """Write a new study; a study without a manifest is completed.
@@ -115,6 +120,15 @@ class StudyStore:
         first = Manifest.from_dict(stored)
         first.check_same(manifest, study_name=self.name)
         return first
+
+    @property
+    def origin(self) -> Origin:
+        """Where its figures come from; of a study that died before that was written, or is none of ours, it counts as real."""
+        try:
+            manifest = self.manifest()
+        except StoreError:
+            return REAL
+        return REAL if manifest is None else manifest.origin
 
     @property
     def study(self) -> optuna.Study:
@@ -307,13 +321,17 @@ class StudyStore:
         return holder if holder is not None and is_alive(holder) else None
 
     def spent(self, records: Sequence[TrialRecord] | None = None) -> Spent:
-        """What the study has used, up to now.
+        """What the study has used, up to now: time on the clock, or where no trial is real, what its trials would have taken.
 
         Args:
             records: The trials, where they are at hand; None reads them.
         """
-        ended = (record for record in (self.records() if records is None else records) if record.result is not None)
-        n_trials = len({record.config for record in ended})
+        records = self.records() if records is None else records
+        n_trials = len({record.config for record in records if record.result is not None})
+        manifest = self.manifest()
+        if manifest is not None and not manifest.origin.is_real:
+            seconds = sum(run.wall_s for record in records for run in (*record.attempts, *record.runs))
+            return Spent(trials=n_trials, seconds=seconds, device_seconds=seconds * manifest.cluster.n_ranks)
         times = self._times_spent() if self._driving_since else self._user_attrs().get(_SPENT_KEY, {})
         return Spent(trials=n_trials, **times)
 
@@ -357,7 +375,7 @@ class StudyStore:
         from optuna_dashboard import save_note
 
         with self._answers():
-            save_note(self.study, best_note(self.records()))
+            save_note(self.study, best_note(self.records(), self.origin))
 
     def write_figures(self, figures: Mapping[str, go.Figure]) -> None:
         """Figures for the Optuna dashboard, by name; those of the same name are replaced."""
@@ -400,15 +418,15 @@ def study_names(location: Location) -> list[str]:
         return [study.study_name for study in storage.get_all_studies()]
 
 
-def best_note(records: list[TrialRecord]) -> str:
-    """The best trial in Markdown."""
-    best = best_of(records)
+def best_note(records: list[TrialRecord], origin: Origin = REAL) -> str:
+    """The best trial in Markdown; first of all that it is not real, where it is not."""
+    best, warning = best_of(records), f"**{origin.warning}.**\n\n" if origin.warning else ""
     if best is None or best.result is None:
-        return "bo_tuner: no trial has completed yet."
+        return f"{warning}bo_tuner: no trial has completed yet."
     peak = gib(best.result.peak_memory_bytes) if best.result.peak_memory_bytes else "unknown"
     n_memory = sum(record.result is not None and record.result.outcome.is_memory for record in records)
     return (
-        f"### Best: `{best.config.name}` (trial {best.number})\n\n"
+        f"{warning}### Best: `{best.config.name}` (trial {best.number})\n\n"
         f"**{rate(best.standing_samples_per_s or 0.0)}** samples, peak memory {peak} a rank. "
         f"{len(records)} trials, {n_memory} ended by memory ({Outcome.OOM}, {Outcome.GUARDED} or {Outcome.HOST_OOM})."
     )

@@ -58,6 +58,7 @@ LAYERS = (
         "cluster",
         "hardware",
         "nvml",
+        "origin",
         "partition",
         "precision",
         "profile",

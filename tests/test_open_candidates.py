@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -222,6 +223,11 @@ def test_steps_too_long_to_measure_at_the_best_rate_so_far_are_set_aside() -> No
 def test_before_anything_completed_nothing_is_too_slow() -> None:
     candidates = opened(longest_step_s=1e-9)
     assert gone(candidates, [ended(config(0, 1), Outcome.FAILED)]) == {config(0, 1)}
+
+
+def test_where_nobody_waits_nothing_is_too_slow() -> None:
+    candidates = opened(longest_step_s=math.inf)
+    assert gone(candidates, [ran(config(0, 1), 1e-9)]) == {config(0, 1)}
 
 
 def test_one_sample_a_rank_is_never_too_slow() -> None:

@@ -432,3 +432,38 @@ def test_the_default_is_whole_then_least_sharded_then_the_smallest_batch() -> No
     ] + [TrainConfig(zero_stage=2)]
     assert default_config(configs).name == "z1_gas1_mbs1"
     assert default_config(reversed(configs)).name == "z1_gas1_mbs1"
+
+
+# -- configs that are listed ---------------------------------------------------------------------------------------
+
+LISTED = (
+    TrainConfig(micro_batch_size=4, tensor_parallel=2, extra=(("fuse", "1"),)),
+    TrainConfig(micro_batch_size=2, pipeline_depth=2, recompute=True, extra=(("fuse", "0"),)),
+    TrainConfig(zero_stage=3, grad_accum_steps=6, extra=(("fuse", ""),)),
+)
+
+
+def test_listed_configs_are_the_candidates_whatever_a_back_end_can_run() -> None:
+    space = SearchSpace.of_configs(LISTED)
+    assert space.candidates(cluster_of(4), DeepSpeedBackEnd()) == LISTED
+    assert (space.zero_stages, space.pipeline_depths, space.tensor_parallel) == ((0, 3), (1, 2), (1, 2))
+    assert (space.max_micro_batch, space.max_grad_accum, space.recompute) == (4, 6, (False, True))
+
+
+def test_between_listed_configs_there_is_nothing() -> None:
+    few = [replace(LISTED[0], micro_batch_size=size) for size in (2, 8)]
+    assert SearchSpace.of_configs(few).refined(few, fits=2, fails=8, n_ranks=4) == []
+    assert replace(SearchSpace.of_configs(few), listed=()).refined(few, fits=2, fails=8, n_ranks=4) != []
+
+
+def test_listed_configs_survive_json_in_few_bytes() -> None:
+    space = SearchSpace.of_configs(LISTED * 50)
+    text = json.dumps(space.to_dict())
+    assert SearchSpace.from_dict(json.loads(text)) == space
+    assert len(text) < 65_000, "MySQL keeps no longer attributes"
+
+
+def test_a_space_from_before_configs_were_listed_is_read() -> None:
+    old = SearchSpace(max_micro_batch=3).to_dict()
+    del old["listed"]
+    assert SearchSpace.from_dict(old) == SearchSpace(max_micro_batch=3)

@@ -13,7 +13,9 @@ import typer
 from bo_tuner.cli.options import AsJson, Debug, Storage, StudyName, print_json
 from bo_tuner.errors import ConfigError, NothingFitsError, StoreError
 from bo_tuner.objectives.training import DeepSpeedBackEnd, deepspeed_config
+from bo_tuner.origin import Origin
 from bo_tuner.report import study_to_dict, summary_text, trials_table, write_job
+from bo_tuner.report.export import check_exportable
 from bo_tuner.report.progress import ending
 from bo_tuner.report.standing import confirmation_text, margin_text
 from bo_tuner.storage import Location, Manifest, StudyStore
@@ -31,7 +33,9 @@ def show(study: StudyName, storage: Storage = None, as_json: AsJson = False, deb
     if as_json:
         budget = store.last_stop().get("budget") or None
         candidates = manifest.space.candidates(manifest.cluster, DeepSpeedBackEnd())
-        print_json(study_to_dict(study, records, candidates, budget=budget, spent=store.spent()))
+        print_json(
+            study_to_dict(study, records, candidates, budget=budget, spent=store.spent(records), origin=manifest.origin)
+        )
         return
     print(show_study(study, records, manifest))
     spent, stop = store.spent(), store.last_stop()
@@ -63,18 +67,22 @@ def export(
     if not 1 <= rank <= len(complete):
         raise ConfigError(f"--rank must be from 1 to the {len(complete)} complete trials; got {rank}")
     record = complete[rank - 1]
-    print(export_text(record), file=sys.stderr)
+    check_exportable(record.config)
+    print(export_text(record, manifest.origin), file=sys.stderr)
     if out is None:
         print(
             json.dumps(deepspeed_config(record.config, manifest.workload, n_ranks=manifest.cluster.n_ranks), indent=2)
         )
         return
-    files = write_job(out, record, manifest.workload, manifest.cluster, study_folder=store.folder)
+    files = write_job(
+        out, record, manifest.workload, manifest.cluster, study_folder=store.folder, origin=manifest.origin
+    )
     if as_json:
         print_json(
             {
                 "study": study,
                 "name": record.config.name,
+                "origin": manifest.origin.kind,
                 "files": [str(file) for file in files],
                 "confirmed": record.is_confirmed,
                 "peak_memory_bytes": record.peak_memory_bytes,
@@ -85,9 +93,12 @@ def export(
         print("\n".join(str(file) for file in files))
 
 
-def export_text(record: TrialRecord) -> str:
-    """What is known of a config that is handed over: its speed, whether that was confirmed, and the memory it leaves free."""
-    return f"{record.config.name}: {ending(record.result)}, {confirmation_text(record)}; {margin_text(record, last_limit_bytes([record]))}"
+def export_text(record: TrialRecord, origin: Origin) -> str:
+    """What is known of a config that is handed over: its speed, whether that was confirmed, and the memory it leaves free; and whether
+    anybody has measured it."""
+    margin = margin_text(record, last_limit_bytes([record]))
+    known = f"{record.config.name}: {ending(record.result)}, {confirmation_text(record, origin)}; {margin}"
+    return f"{origin.warning}\n{known}" if origin.warning else known
 
 
 def list_studies(storage: Storage = None, as_json: AsJson = False, debug: Debug = False) -> None:
@@ -95,11 +106,13 @@ def list_studies(storage: Storage = None, as_json: AsJson = False, debug: Debug 
     location = Location(storage)
     rows: list[dict[str, str | int | float | None]] = []
     for name in study_names(location):
-        records = StudyStore(location, name).records()
+        store = StudyStore(location, name)
+        records, origin = store.records(), store.origin
         best = best_of(records)
         rows.append(
             {
                 "study": name,
+                "origin": origin.kind,
                 "trials": len(records),
                 "best_name": best.config.name if best else None,
                 "samples_per_s": best.standing_samples_per_s if best else None,
@@ -114,7 +127,8 @@ def list_studies(storage: Storage = None, as_json: AsJson = False, debug: Debug 
         for row in rows:
             value = row["samples_per_s"]
             found = f"best {rate(float(value))} {row['best_name']}" if value is not None else "nothing complete"
-            print(f"{row['study']:<{width}}  {count(int(row['trials'] or 0), 'trial'):>9}  {found}")
+            unreal = "" if row["origin"] == "training" else f" ({row['origin']})"
+            print(f"{row['study']:<{width}}  {count(int(row['trials'] or 0), 'trial'):>9}  {found}{unreal}")
 
 
 def show_study(name: str, records: Sequence[TrialRecord], manifest: Manifest) -> str:
@@ -126,8 +140,10 @@ def show_study(name: str, records: Sequence[TrialRecord], manifest: Manifest) ->
         limit_bytes=last_limit_bytes(records),
         stages=manifest.space.zero_stages,
         depths=manifest.space.pipeline_depths,
+        origin=manifest.origin,
     )
-    return f"{name}\n\n{trials_table(records, n_ranks=manifest.cluster.n_ranks)}\n\n{summary}"
+    warning = f"{manifest.origin.warning}\n" if manifest.origin.warning else ""
+    return f"{warning}{name}\n\n{trials_table(records, n_ranks=manifest.cluster.n_ranks)}\n\n{summary}"
 
 
 def open_study(name: str, storage: str | None) -> tuple[StudyStore, Manifest]:

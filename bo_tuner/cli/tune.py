@@ -24,16 +24,31 @@ __all__ = ["tune"]
 
 def tune(
     model: Annotated[
-        str,
+        str | None,
         typer.Argument(
-            metavar="MODEL", help="A preset, a path to a Hugging Face config (folder or file), or FILE.py:FUNCTION."
+            metavar="MODEL",
+            help="A preset, a path to a Hugging Face config (folder or file), or FILE.py:FUNCTION.",
+            show_default="none only with --replay",
         ),
-    ],
+    ] = None,
+    replay: Annotated[
+        Path | None,
+        typer.Option(help="Instead of training: a table of measured runs in CSV.", show_default="real training"),
+    ] = None,
+    group: Annotated[str | None, typer.Option(help="Which problem of that table.", show_default="its only one")] = None,
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="Instead of training: the cost model, with made-up noise.")
+    ] = False,
+    cluster: Annotated[
+        str | None,
+        typer.Option(help="What to simulate: nodes x GPUs x device, as in 8x8xV100-16GB.", show_default="this machine"),
+    ] = None,
     budget: Annotated[
         str, typer.Option(help='How much to spend: "20 trials", "15m", "2 gpu-h", or several with commas.')
     ] = "20 trials",
     study: Annotated[
-        str | None, typer.Option(help="Name of the study.", show_default="from model, length, precision and ranks")
+        str | None,
+        typer.Option(help="Name of the study.", show_default="from model, length, precision and ranks, or the group"),
     ] = None,
     storage: Storage = None,
     ranks: Annotated[
@@ -87,7 +102,7 @@ def tune(
     confirm: Annotated[
         bool, typer.Option(help="Repeat the first config, and confirm the winner by a longer run.")
     ] = True,
-    seed: Annotated[int, typer.Option(help="Of the sampler and the synthetic data.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the sampler, the synthetic data, and the noise of a simulation.")] = 0,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for the best config, train.py and launch.sh.", show_default="not written"),
@@ -105,6 +120,10 @@ def tune(
     try:
         result = run_tune(
             model,
+            replay=replay,
+            group=group,
+            simulate=simulate,
+            cluster=cluster,
             budget=budget,
             study=study,
             storage=storage,
@@ -143,7 +162,7 @@ def tune(
         raise NothingFitsError(_why_nothing(result))
     if out is not None:
         files = result.best.export(out)
-        print(export_text(result.best.record), file=sys.stderr)
+        print(export_text(result.best.record, result.manifest.origin), file=sys.stderr)
         print(
             f"wrote {', '.join(dict.fromkeys(file.relative_to(out).parts[0] for file in files))} to {out}; "
             f"train with {out / 'launch.sh'}",

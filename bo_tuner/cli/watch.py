@@ -37,6 +37,8 @@ def watch(
     On a terminal it shows what `tune` shows there; elsewhere it prints one line for every trial that ends.
     """
     onlooker = _Onlooker(StudyStore.existing(Location(storage), study))
+    if onlooker.store.origin.warning:
+        print(onlooker.store.origin.warning, file=sys.stderr)
     driver = onlooker.store.driver()
     if once or driver is None:
         _print_frame(onlooker.look(driver), is_over=driver is None)

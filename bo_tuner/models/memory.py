@@ -79,6 +79,7 @@ def _of_one_depth(problem: Problem, choices: Choices, stages: Stages) -> dict[st
         np.minimum(first - stages.earliest, choices.accumulation[:, None]),
     )
     recomputes = choices.recomputes[:, None]
+    has_master = np.full_like(zero, True, dtype=bool) if is_16_bit else software.copies_fp32 & (zero >= 1)
     largest_weights = stages.each("n_parameters").max() * profile.element_bytes / tensor
     bucket = np.minimum(n_trained, software.bucket_elements) * profile.element_bytes
     message = stages.each("output_bytes").max() * batch / across
@@ -88,7 +89,7 @@ def _of_one_depth(problem: Problem, choices: Choices, stages: Stages) -> dict[st
         * np.where(zero >= 3, 1 / data, 1.0)
         * np.where(choices.is_2bw, 2, 1)[:, None],
         "gradients": n_trained * (software.gradient_bytes if is_16_bit else 4) * np.where(zero >= 2, 1 / data, 1.0),
-        "optimizer": n_trained * (12 if is_16_bit else 8) * np.where(zero >= 1, 1 / data, 1.0),
+        "optimizer": n_trained * np.where(has_master, 12, 8) * np.where(zero >= 1, 1 / data, 1.0),
         "activations": in_flight * np.where(recomputes, inputs, kept),
         "working": np.where(recomputes, again, working) + np.where(zero >= 3, 2 * largest_weights, 0.0),
         "buffers": np.where(zero >= 1, 2 * bucket, 0.0) * (data > 1) + np.where(first > 1, 2 * message, 0.0),
@@ -98,9 +99,9 @@ def _of_one_depth(problem: Problem, choices: Choices, stages: Stages) -> dict[st
     stored = np.sum(list(full.values()), axis=0)
     worst = np.argmax(stored, axis=1)[:, None]
     found = {name: np.take_along_axis(part, worst, axis=1)[:, 0] for name, part in full.items()}
-    found["overhead"] = (
-        np.take_along_axis(stored, worst, axis=1)[:, 0] * software.fragmentation + software.context_bytes
-    )
+    on_gpu = problem.hardware.launches_ahead
+    lost = np.take_along_axis(stored, worst, axis=1)[:, 0] * software.fragmentation + software.context_bytes
+    found["overhead"] = lost if on_gpu else np.zeros_like(lost)
     return found
 
 

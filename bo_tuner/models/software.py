@@ -29,9 +29,12 @@ class Software:
     bucket_elements: int = 0
     """Elements of each of the two buffers that gradients are reduced in under ZeRO 1 to 3, at most those of the model; 0 for none."""
     context_bytes: int = 750_000_000
-    """Of a GPU's memory before anything is stored: what the driver, cuBLAS and NCCL take in each process. Guessed once."""
+    """Of a GPU's memory before anything is stored: what the driver, cuBLAS and NCCL take in each process. Guessed once. On a CPU what a process
+    holds before it trains is no cost of a config."""
     fragmentation: float = 0.05
-    """Of what is stored, lost between blocks of the allocator. Fitted."""
+    """Of what a GPU stores, lost between blocks of torch's allocator. Guessed once."""
+    copies_fp32: bool = False
+    """ZeRO keeps fp32 master weights also where the weights themselves are fp32."""
     shards_sequence: bool = False
     """Tensor-parallel ranks divide the activations between matrix products too (sequence parallelism, arXiv 2205.05198)."""
     keeps_gathered: bool = False

@@ -11,25 +11,75 @@ from pathlib import Path
 from typing import Any
 
 from bo_tuner.cluster import Cluster
-from bo_tuner.errors import StoreError
-from bo_tuner.objectives.training import deepspeed_config
+from bo_tuner.config import TrainConfig
+from bo_tuner.errors import ConfigError, StoreError
+from bo_tuner.objectives.training import DeepSpeedBackEnd, deepspeed_config
 from bo_tuner.objectives.training.objective import rank_environment
 from bo_tuner.objectives.training.sources import JobSources, job_of
+from bo_tuner.origin import REAL, Origin
 from bo_tuner.trial import TrialRecord, last_limit_bytes
 from bo_tuner.workload import Workload
 
-__all__ = ["launch_command", "write_job"]
+__all__ = ["check_exportable", "launch_command", "why_no_job", "write_job"]
+
+
+def check_exportable(config: TrainConfig) -> None:
+    """Refuse what only a table has run.
+
+    Raises:
+        ConfigError: DeepSpeed, as we drive it, cannot run it.
+    """
+    if not DeepSpeedBackEnd().legal(config):
+        raise ConfigError(
+            f"DeepSpeed must be able to run what is exported, and {config.name} has {_beyond(config)}: "
+            "choose another config of the study with --rank"
+        )
+
+
+def _beyond(config: TrainConfig) -> str:
+    if config.tensor_parallel > 1:
+        return "tensor parallelism"
+    if config.extra:
+        return f"switches of its table's framework ({', '.join(name for name, _ in config.extra)})"
+    return "a combination that it refuses"
+
+
+def why_no_job(config: TrainConfig, workload: Workload, origin: Origin) -> str:
+    """Why no job can be written that trains with `config`; empty where it can."""
+    try:
+        check_exportable(config)
+    except ConfigError as error:
+        return str(error)
+    if origin.kind == "replay":
+        return (
+            f"a job needs the model itself, and the table only names {workload.model.name}: "
+            "export without --out prints the DeepSpeed config"
+        )
+    return ""
 
 
 def launch_command(cluster: Cluster) -> str:
-    """What starts the exported train.py on `cluster`, for a shell where `job` is its folder and `PYTHON` the interpreter; without its own arguments."""
+    """What starts the exported train.py on `cluster`, for a shell where `job` is its folder and `PYTHON` the interpreter; without its own arguments.
+
+    On several nodes it is to be run on each, where NODE_RANK counts them from 0 and MASTER_ADDR is the first.
+    """
     environment = " ".join(f"{name}={shlex.quote(value)}" for name, value in rank_environment(cluster).items())
-    run = f'-m torch.distributed.run --standalone --nproc-per-node {cluster.n_ranks} "$job/train.py"'
+    where = "--standalone"
+    if cluster.n_nodes > 1:
+        rank, address = "${NODE_RANK:?counts the nodes from 0}", "${MASTER_ADDR:?is the address of node 0}"
+        where = f'--nnodes {cluster.n_nodes} --node-rank "{rank}" --master-addr "{address}"'
+    run = f'-m torch.distributed.run {where} --nproc-per-node {cluster.n_ranks // cluster.n_nodes} "$job/train.py"'
     return f'{environment} "$PYTHON" {run}'
 
 
 def write_job(
-    folder: Path, record: TrialRecord, workload: Workload, cluster: Cluster, *, study_folder: Path
+    folder: Path,
+    record: TrialRecord,
+    workload: Workload,
+    cluster: Cluster,
+    *,
+    study_folder: Path,
+    origin: Origin = REAL,
 ) -> list[Path]:
     """Write ds_config.json, model.json, train.py with the job package it needs, and launch.sh.
 
@@ -39,17 +89,24 @@ def write_job(
         workload: What the study trains.
         cluster: On what.
         study_folder: Where the study keeps models and functions that came as Python objects.
+        origin: Whether anything was measured.
 
     Returns:
         The files written, launch.sh last.
 
     Raises:
         StoreError: The folder cannot be written, or the study's folder lacks the model.
+        ConfigError: There is nothing that could train so.
     """
+    reason = why_no_job(record.config, workload, origin)
+    if reason:
+        raise ConfigError(reason)
     settings = deepspeed_config(record.config, workload, n_ranks=cluster.n_ranks)
     templates = resources.files("bo_tuner.report.templates")
     launch = templates.joinpath("launch.sh").read_text(encoding="utf-8").replace("@COMMAND@", launch_command(cluster))
     launch = launch.replace("@PYTHON@", shlex.quote(sys.executable))
+    if origin.warning:
+        launch = launch.replace("#!/usr/bin/env bash\n", f"#!/usr/bin/env bash\n# {origin.warning}\n", 1)
     kept = JobSources.of(workload, study_folder)
     if workload.model.source == "function":  # called again where it trains, so that its own weights are there
         kept = replace(kept, model={"function": workload.model.function})
@@ -64,8 +121,9 @@ def write_job(
         "job": _with_names(job, kept),
         "device": cluster.device,
         "measured": {
+            **({} if origin.is_real else {"warning": origin.warning}),
             "config": record.config.name,
-            "samples_per_s": record.samples_per_s,
+            "samples_per_s": record.samples_per_s if origin.is_real else None,
             "confirmed": record.is_confirmed,
             "peak_memory_bytes": record.peak_memory_bytes,
             "memory_limit_bytes": last_limit_bytes([record]),

@@ -14,6 +14,7 @@ from bo_tuner.config import TrainConfig
 from bo_tuner.objectives.training import DeepSpeedBackEnd, deepspeed_config
 from bo_tuner.outcome import Measurement
 from bo_tuner.report.answer import Answer, Gain, answer_of, ratio
+from bo_tuner.report.export import why_no_job
 from bo_tuner.report.frontier import frontiers, layout_label
 from bo_tuner.report.standing import as_deepspeed_counts, confirmation_text, plus_minus, remarks
 from bo_tuner.space import default_config
@@ -64,6 +65,7 @@ def page_texts(study: ReportedStudy, *, now: datetime) -> dict[str, Any]:
     answer = answer_of(records, default_config(candidates))
     return {
         "name": study.name,
+        "warning": manifest.origin.warning,
         "subtitle": f"{workload.model.name}, {workload.seq_len} tokens a sample, {workload.precision}, {workload.optimizer}",
         "cluster": str(cluster),
         "standing": _standing(study),
@@ -88,13 +90,14 @@ def _answer(answer: Answer, study: ReportedStudy) -> dict[str, Any]:
     manifest = study.manifest
     low, high = measured.samples_per_s_interval
     settings = deepspeed_config(config, manifest.workload, n_ranks=manifest.cluster.n_ranks)
+    reason = why_no_job(config, manifest.workload, manifest.origin)
     return {
         "name": config.name,
         "trial": answer.best.number,
         "choices": _choices(config, manifest.cluster.n_ranks),
         "rate": _number(answer.best.standing_samples_per_s or 0.0),
         "interval": f"{_number(low)} to {_number(high)} with 95 %, from {count(len(measured.slowest_s), 'step')}",
-        "confirmation": confirmation_text(answer.best),
+        "confirmation": confirmation_text(answer.best, manifest.origin),
         "is_confirmed": bool(answer.best.is_confirmed),
         "deepspeed_counts": as_deepspeed_counts(measured),
         "tokens": _number(measured.tokens_per_s),
@@ -104,10 +107,11 @@ def _answer(answer: Answer, study: ReportedStudy) -> dict[str, Any]:
         "throttling": ", ".join(measured.throttling),
         "gains": _gains(answer),
         "memory": _memory(answer),
+        "why_no_job": reason,
         "command": _command(study),
         "is_default_storage": study.storage_url is None,
         "hides_password": "***" in (study.storage_url or ""),
-        "deepspeed": json.dumps(settings, indent=2),
+        "deepspeed": json.dumps(settings, indent=2) if DeepSpeedBackEnd().legal(config) else "",
     }
 
 
@@ -275,6 +279,11 @@ def _facts(study: ReportedStudy, *, n_candidates: int, now: datetime) -> list[tu
             [
                 ("ZeRO stages", ", ".join(map(str, space.zero_stages))),
                 ("pipeline depths", ", ".join(map(str, space.pipeline_depths))),
+                *(
+                    [("tensor parallel", ", ".join(map(str, space.tensor_parallel)))]
+                    if max(space.tensor_parallel) > 1
+                    else []
+                ),
                 ("micro-batch", f"1 to {space.max_micro_batch}"),
                 ("accumulation", f"up to {space.max_grad_accum}"),
                 ("global batch", str(space.batch_rule)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from bo_tuner.origin import REAL, Origin
 from bo_tuner.outcome import Measurement
 from bo_tuner.text import gib, rate
 from bo_tuner.trial import TrialRecord, last_limit_bytes, memory_margin
@@ -23,9 +24,11 @@ def as_deepspeed_counts(measurement: Measurement) -> str:
     return f"{rate(measurement.engine_samples_per_s).removesuffix('/s')} (+{100 * measurement.overstatement:.2g} %)"
 
 
-def confirmation_text(record: TrialRecord) -> str:
-    """What a longer run said of a trial that was the best."""
+def confirmation_text(record: TrialRecord, origin: Origin = REAL) -> str:
+    """What a longer run said of a trial that was the best; of a table, which would say the same again, that it is one."""
     again = record.confirmation
+    if again is None and not origin.can_confirm:
+        return "as the table has it"
     if again is None:
         return "not confirmed by a longer run"
     if again.samples_per_s is None:

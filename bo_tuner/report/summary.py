@@ -10,6 +10,7 @@ from typing import Any
 from bo_tuner.budget import Spent
 from bo_tuner.config import TrainConfig
 from bo_tuner.open_candidates import MemoryProof, memory_proofs
+from bo_tuner.origin import REAL, Origin
 from bo_tuner.report.progress import ending
 from bo_tuner.report.standing import as_deepspeed_counts, confirmation_text, margin_text, plus_minus, remarks
 from bo_tuner.text import count, gib, rate
@@ -21,7 +22,13 @@ UNIT = "samples/s"
 
 
 def study_to_dict(
-    name: str, records: Sequence[TrialRecord], candidates: Sequence[TrainConfig], *, budget: str | None, spent: Spent
+    name: str,
+    records: Sequence[TrialRecord],
+    candidates: Sequence[TrainConfig],
+    *,
+    budget: str | None,
+    spent: Spent,
+    origin: Origin = REAL,
 ) -> dict[str, Any]:
     """What `tune --json` and `show --json` print."""
     best = best_of(records)
@@ -29,6 +36,7 @@ def study_to_dict(
     noise = launch_noise(records)
     return {
         "study": name,
+        "origin": origin.kind,
         "direction": "maximize",
         "unit": UNIT,
         "budget": budget,
@@ -108,6 +116,7 @@ def summary_text(
     limit_bytes: int | None,
     stages: Sequence[int],
     depths: Sequence[int] = (1,),
+    origin: Origin = REAL,
 ) -> str:
     """The summary that DeepSpeed's tuner prints, per ZeRO stage and over all: trials, best value, best name; likewise per depth where
     there are pipelines; then what was ruled out and by which trial."""
@@ -133,7 +142,7 @@ def summary_text(
     lines += _median_trial(records)
     best = best_of(records)
     if best is not None:
-        lines.append(f"best: {best.config.name}, {ending(best.result)} a rank, {confirmation_text(best)}")
+        lines.append(f"best: {best.config.name}, {ending(best.result)} a rank, {confirmation_text(best, origin)}")
         lines.append(margin_text(best, limit_bytes))
     return "\n".join(lines)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bo_tuner.config import TrainConfig
@@ -42,7 +42,10 @@ class ShadowSampler(CandidateSampler):
         """
         super().__init__(candidates, seed=seed)
         self._make = make
-        self._varying = {name: space for name, space in self.search_space.items() if _varies(name, candidates.all)}
+        self._params = {config: config.params() for config in candidates.all}
+        self._varying = {
+            name: space for name, space in self.search_space.items() if _varies(name, self._params.values())
+        }
 
     def choose(self, records: Sequence[TrialRecord], candidates: Sequence[TrainConfig]) -> TrainConfig:
         """The open candidate nearest to what the stock sampler proposes."""
@@ -60,7 +63,7 @@ class ShadowSampler(CandidateSampler):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", category=optuna.exceptions.ExperimentalWarning)
             proposal = shadow.ask(self._varying).params
-        return min(candidates, key=lambda config: self._distance(config.params(), proposal))
+        return min(candidates, key=lambda config: self._distance(self._params.get(config) or config.params(), proposal))
 
     def shadow_trials(self, records: Sequence[TrialRecord]) -> list[FrozenTrial]:
         """The finished trials as the stock sampler sees them."""
@@ -90,8 +93,8 @@ class ShadowSampler(CandidateSampler):
         return sum(_gap(space, config[name], proposal[name]) ** 2 for name, space in self._varying.items())
 
 
-def _varies(name: str, configs: Sequence[TrainConfig]) -> bool:
-    return len({config.params()[name] for config in configs}) > 1
+def _varies(name: str, rows: Iterable[Mapping[str, Any]]) -> bool:
+    return len({row[name] for row in rows}) > 1
 
 
 def _gap(space: BaseDistribution, ours: Any, proposed: Any) -> float:

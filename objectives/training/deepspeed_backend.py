@@ -17,7 +17,8 @@ _NEVER = 2**31 - 1
 
 
 class DeepSpeedBackEnd:
-    """What DeepSpeed can run for us today: data parallelism with ZeRO 0 to 3, and pipelines with ZeRO 0 and 1.
+    """What DeepSpeed can run for us today: data parallelism with ZeRO 0 to 3, and pipelines with ZeRO 0 and 1. Of a table's own
+    dimensions it knows nothing.
 
     ZeRO 2 and 3 would reduce or gather in every micro-batch of a pipeline; DeepSpeed refuses them.
     """
@@ -29,6 +30,7 @@ class DeepSpeedBackEnd:
             and config.tensor_parallel == 1
             and config.pipeline_schedule == "1f1b"
             and config.offload == "none"
+            and not config.extra
         )
 
 

@@ -45,9 +45,9 @@ class ModelFacts:
     versions: Mapping[str, str]
     """Of python, torch, deepspeed, transformers, and cuda where there is one."""
     profile: ModelProfile | None
-    """What it costs, on samples like the first; None where it cannot be traced without weights."""
+    """What it costs, on samples like the first; None where none was asked for, or it cannot be traced without weights."""
     unprofiled_because: str
-    """Why not; empty where there is a profile."""
+    """Why not; empty where there is a profile, or none was asked for."""
 
 
 def model_facts(
@@ -59,6 +59,7 @@ def model_facts(
     balance: Balance = "time",
     seq_len: int | None = None,
     longest_wait_s: float = 120.0,
+    traces: bool = False,
 ) -> ModelFacts:
     """Build the model of `workload` in a child of `server`, look at the user's data, and measure the layers.
 
@@ -73,6 +74,7 @@ def model_facts(
         seq_len: Tokens of a sample; None takes those of the user's data, or as many as is usual for a model from code. Of a
             Hugging Face config with synthetic samples, `workload` tells them.
         longest_wait_s: Seconds that the user's data may take to give a micro-batch.
+        traces: The model's profile is wanted, too: its forward is run on shapes alone, which takes seconds.
 
     Raises:
         ModelError: The model cannot be built or used, or the data cannot; the text says why.
@@ -92,6 +94,7 @@ def model_facts(
         "device": device,
         "balance": balance,
         "longest_wait_s": longest_wait_s,
+        "traces": traces,
         "structure": str(server.run_dir / MODEL_FILE),
     }
     spec = server.run_dir / "facts.json"

@@ -100,7 +100,9 @@ def _facts(channel: Channel, request: Mapping[str, Any]) -> dict[str, Any]:
     n_parameters = sum(parameter.numel() for parameter in model.parameters())
     n_trainable = sum(trainable) if sum(trainable) < n_parameters else None
     structure = _structure(model, batch, request, n_trainable)
-    profile, unprofiled_because = _profile(model, batch, request, structure.whole_because)
+    profile, unprofiled_because = None, ""
+    if request["traces"]:
+        profile, unprofiled_because = _profile(model, batch, request, structure.whole_because)
     return {
         "n_parameters": n_parameters,
         "structure": asdict(structure),
@@ -228,6 +230,6 @@ def _profile(
             device=request["device"],
             whole_because=whole_because,
         )
-    except JobError as error:
+    except (JobError, SystemExit) as error:
         return None, str(error)
     return found.to_dict(), ""

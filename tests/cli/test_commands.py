@@ -18,7 +18,7 @@ from bo_tuner.config import TrainConfig
 
 Run = Callable[..., CompletedProcess[str]]
 
-TOP_LEVEL = {"study", "direction", "unit", "budget", "spent", "best", "trials"} | {
+TOP_LEVEL = {"study", "origin", "direction", "unit", "budget", "spent", "best", "trials"} | {
     "memory_limit_bytes",
     "memory_margin_bytes",
     "launches_differ_by",
@@ -246,7 +246,7 @@ def test_list_json_gives_the_best_of_every_study(
     answer = json.loads(run("list", "--json", cwd=study_folder).stdout)
     assert answer["storage"] == f"sqlite:///{study_folder.resolve()}/bo_tuner_studies/studies.db"
     best = fastest_first[0]
-    expected = {"study": "shared", "trials": 3, "best_name": best["name"]}
+    expected = {"study": "shared", "origin": "training", "trials": 3, "best_name": best["name"]}
     expected["samples_per_s"] = best["standing_samples_per_s"]
     assert answer["studies"] == [expected]
 
@@ -294,7 +294,7 @@ def test_help_shows_the_default_of_every_option(run: Run, tmp_path: Path, comman
     by_name = {text.split()[0]: " ".join(text.split()) for text in options}
     assert {"--storage", "--json", "--debug"} <= set(by_name)
     without = [name for name, text in by_name.items() if "[default:" not in text]
-    assert set(without) <= {"--allow-shared-gpu", "--debug", "--help", "--json"}, "flags that are off"
+    assert set(without) <= {"--allow-shared-gpu", "--debug", "--help", "--json", "--simulate"}, "flags that are off"
 
 
 def test_help_of_the_program_names_every_command(run: Run, tmp_path: Path) -> None:

@@ -11,7 +11,20 @@ from bo_tuner.config import TrainConfig
 from bo_tuner.models.memory import MEMORY_PARTS, Memory, memory_of
 from bo_tuner.models.software import Software
 from bo_tuner.profile import LayerProfile, ModelProfile
-from tests.models.gpt import BLOCK, GPT, HEAD, HIDDEN, N_BLOCKS, ONLY_BLOCKS, PLAIN, SEQ_LEN, VOCAB, choices, problem
+from tests.models.gpt import (
+    BLOCK,
+    DEVICE,
+    GPT,
+    HEAD,
+    HIDDEN,
+    N_BLOCKS,
+    ONLY_BLOCKS,
+    PLAIN,
+    SEQ_LEN,
+    VOCAB,
+    choices,
+    problem,
+)
 
 
 def memory(*configs: TrainConfig, n_ranks: int = 8, software: Software = PLAIN, profile: ModelProfile = GPT) -> Memory:
@@ -124,6 +137,20 @@ def test_the_allocator_loses_a_part_of_all() -> None:
     stored = sum(getattr(of, part)[0] for part in MEMORY_PARTS if part != "overhead")
     assert of.overhead[0] == pytest.approx(0.1 * stored + 5)
     assert of.total[0] == pytest.approx(1.1 * stored + 5)
+
+
+def test_a_cpu_has_no_caching_allocator() -> None:
+    lossy = replace(PLAIN, fragmentation=0.1, context_bytes=5)
+    host = problem(software=lossy, hardware=replace(DEVICE, launches_ahead=False))
+    assert memory_of(host, choices(TrainConfig())).overhead.tolist() == [0]
+
+
+def test_zero_keeps_master_weights_beside_fp32_weights_where_the_framework_does() -> None:
+    single = replace(GPT, element_bytes=4)
+    copies = replace(PLAIN, copies_fp32=True)
+    of = memory(TrainConfig(), TrainConfig(zero_stage=1), profile=single, software=copies, n_ranks=2)
+    assert (of.optimizer / GPT.n_parameters).tolist() == [8, 12 / 2]
+    assert (memory(TrainConfig(zero_stage=1), profile=single, n_ranks=2).optimizer / GPT.n_parameters).tolist() == [4]
 
 
 def test_more_of_anything_never_needs_less() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from bo_tuner.errors import ConfigError, StoreError, StudyMismatchError
+from bo_tuner.origin import REAL, Origin
 from bo_tuner.space import BatchRule
 from bo_tuner.storage import Manifest
 from bo_tuner.workload import ModelSpec, ModelStructure, Workload
@@ -202,6 +203,35 @@ def test_a_study_from_before_clusters_had_nodes_goes_on(manifest: Manifest) -> N
     del old["cluster"]["n_nodes"]
     del old["cluster"]["network_bytes_per_s"]
     Manifest.from_dict(old).check_same(manifest, study_name="mine")
+
+
+SIMULATED = Origin(kind="simulation", settings={"seed": 3, "noise": 0.02})
+
+
+def test_an_origin_survives_json_and_studies_of_old_are_real(manifest: Manifest) -> None:
+    simulated = replace(manifest, origin=SIMULATED)
+    assert through_json(simulated) == simulated
+    old: dict[str, Any] = json.loads(json.dumps(manifest.to_dict()))
+    del old["origin"]
+    assert Manifest.from_dict(old).origin == REAL
+    Manifest.from_dict(old).check_same(manifest, study_name="mine")
+
+
+def test_a_study_goes_on_only_with_figures_of_the_same_origin_wherever_their_table_lies(manifest: Manifest) -> None:
+    simulated = replace(manifest, origin=SIMULATED)
+    simulated.check_same(replace(simulated, origin=replace(SIMULATED, source="elsewhere")), study_name="mine")
+    for other, difference in (
+        (manifest, "(origin kind is simulation, not training; origin noise is 0.02, not None; "),
+        (
+            replace(manifest, seed=0, origin=replace(SIMULATED, settings={"seed": 3, "noise": 0.1})),
+            "(origin noise is 0.02, not 0.1)",
+        ),
+    ):
+        changed = replace(other, workload=replace(other.workload, seq_len=64))
+        with pytest.raises(StudyMismatchError) as caught:
+            simulated.check_same(changed, study_name="mine")
+        assert difference in str(caught.value)
+        assert "seq_len" not in str(caught.value), "what follows from another origin is not told"
 
 
 @pytest.mark.parametrize("version", [2, None, "1"])

@@ -70,6 +70,7 @@ def test_pipelines_run_under_zero_0_and_1_only() -> None:
         {"tensor_parallel": 2},
         {"offload": "optimizer"},
         {"pipeline_schedule": "2bw"},
+        {"a_switch_of_a_table": "on"},
     ],
 )
 def test_what_it_does_not_run_yet_is_not_legal(params: dict[str, object]) -> None:

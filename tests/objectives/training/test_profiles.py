@@ -441,7 +441,7 @@ def facts_of(own_file: Callable[[str], Path], server: ForkServer) -> Iterator[Ca
     def look(code: str) -> Any:
         file = own_file(code)
         workload = Workload(model=model_spec(f"{file}:model"), n_parameters=0, seq_len=1, data=f"{file}:data")
-        return model_facts(workload, server)
+        return model_facts(workload, server, traces=True)
 
     yield look
 

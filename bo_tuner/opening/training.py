@@ -1,31 +1,38 @@
-"""Opening a study: its manifest, stored or new, once it is known that the model trains; and what is said of it first."""
+"""`Opening`: a study of real training steps; its manifest, stored or new, once it is known that the model trains."""
 
 from __future__ import annotations
 
-import platform
+import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
-from importlib import metadata
 from pathlib import Path
+from typing import Any
 
-from bo_tuner.budget import Budget
 from bo_tuner.cluster import Cluster
 from bo_tuner.config import TrainConfig
-from bo_tuner.errors import ConfigError, ModelError
+from bo_tuner.errors import ModelError
 from bo_tuner.objectives import ignore_events
 from bo_tuner.objectives.launch import ForkServer
 from bo_tuner.objectives.memory import Baseline
-from bo_tuner.objectives.training import DeepSpeedBackEnd, TrainingObjective, extensions, model_facts
+from bo_tuner.objectives.training import (
+    DeepSpeedBackEnd,
+    TrainingObjective,
+    extensions,
+    model_facts,
+    training_server,
+)
 from bo_tuner.objectives.training.facts import Balance, ModelFacts, check_precision
-from bo_tuner.objectives.training.sources import JobSources
+from bo_tuner.objectives.training.sources import JobSources, model_spec
+from bo_tuner.opening.base import check_depth, own_versions
+from bo_tuner.opening.options import TuneOptions
+from bo_tuner.opening.users_code import hand_over, keep_pickles
 from bo_tuner.outcome import TrialLimits
 from bo_tuner.space import default_config, lightest
-from bo_tuner.storage import Manifest, StudyStore
-from bo_tuner.text import count, gib, millions
-from bo_tuner.workload import OPTIMIZERS, UNKNOWN_LENGTH, Workload
+from bo_tuner.storage import Location, Manifest, StudyStore
+from bo_tuner.workload import OPTIMIZERS, Workload
 
-__all__ = ["LONGEST_STEP_S", "Opening", "introduction", "start_server"]
+__all__ = ["LONGEST_STEP_S", "Opening", "open_training"]
 
 LONGEST_STEP_S = 10.0
 """Candidates whose optimizer step would take longer are set aside, unless the batch is fixed."""
@@ -51,6 +58,16 @@ class Opening:
     baseline: Baseline
     """Of the GPUs, read before anything ran on them."""
 
+    @property
+    def longest_step_s(self) -> float:
+        """Configs that take longer cannot be measured in a sensible time."""
+        return LONGEST_STEP_S
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """Nothing is supposed."""
+        return ()
+
     def open(self) -> Manifest:
         """The study's manifest: the stored one when it agrees, else a new one, written once the model is known to train.
 
@@ -63,18 +80,18 @@ class Opening:
         if stored is not None:
             wanted = self._agreed(stored)
             stored.check_same(wanted, study_name=self.store.name)
-            self._keep_pickles(stored.workload)
+            keep_pickles(self._sources(stored.workload), self.store)
             return stored
         facts = self._facts()
         check_precision(self.wanted.workload.precision, facts, device=self.wanted.cluster.device)
         manifest = self._with(facts)
-        self._check_depth(manifest.workload)
+        check_depth(self.max_depth, manifest.workload)
         # Raises where only pipelines would meet the batch, and this model cannot be split.
         candidates = manifest.space.candidates(manifest.cluster, DeepSpeedBackEnd())
         if _has_users_code(manifest.workload):
             self._probe(manifest.workload, candidates)
         created = self.store.create(manifest)
-        self._keep_pickles(manifest.workload)
+        keep_pickles(self._sources(manifest.workload), self.store)
         return created
 
     def objective(self, workload: Workload, *, log_dir: Path) -> TrainingObjective:
@@ -90,12 +107,20 @@ class Opening:
             baseline=self.baseline,
         )
 
+    def start(self) -> None:
+        """Start the processes that ranks are forked from, and say so, since it takes some seconds."""
+        if not self.server.is_started:
+            must_compile = self.wanted.cluster.device == "cpu" and not extensions.is_cached()
+            once = " (this once a small op is compiled: about a minute)" if must_compile else ""
+            print(f"starting the training processes{once} ...", file=sys.stderr, flush=True)
+            self.server.start()
+
     def _sources(self, workload: Workload) -> JobSources:
         return JobSources.of(workload, self.server.run_dir)
 
     def _facts(self) -> ModelFacts:
         workload, cluster = self.wanted.workload, self.wanted.cluster
-        start_server(self.server, cluster)
+        self.start()
         print(f"building {workload.model.name} once, to look at it ...", file=sys.stderr, flush=True)
         return model_facts(
             workload,
@@ -123,12 +148,7 @@ class Opening:
                 structure=facts.structure,
             ),
             space=self.wanted.space.for_model(facts.structure),
-            versions={
-                "bo_tuner": _version("bo_tuner"),
-                "optuna": _version("optuna"),
-                "host": platform.node(),
-                **facts.versions,
-            },
+            versions={**own_versions(), **facts.versions},
         )
 
     def _agreed(self, stored: Manifest) -> Manifest:
@@ -144,15 +164,8 @@ class Opening:
         workload = replace(wanted.workload, structure=structure)
         if self.seq_len is None and known.data is not None:
             workload = replace(workload, seq_len=known.seq_len, data_seq_len=known.data_seq_len)
-        self._check_depth(workload)
+        check_depth(self.max_depth, workload)
         return replace(wanted, workload=workload, space=self.wanted.space.for_model(known.structure))
-
-    def _check_depth(self, workload: Workload) -> None:
-        most = workload.structure.max_depth
-        if self.max_depth is not None and self.max_depth > most and not workload.structure.whole_because:
-            raise ConfigError(
-                f"--max-depth must be at most the {count(most, 'layer')} of {workload.model.name}; got {self.max_depth}"
-            )
 
     def _probe(self, workload: Workload, candidates: Sequence[TrainConfig]) -> None:
         """One step of training with the user's code, before anything is written down.
@@ -170,62 +183,43 @@ class Opening:
             if not result.outcome.is_memory:
                 raise ModelError(f"model {workload.model.name} must train for one step, and does not: {result.reason}")
 
-    def _keep_pickles(self, workload: Workload) -> None:
-        """Models and functions from Python lie in the study's folder, for exports in other processes."""
-        sources = self._sources(workload)
-        if sources.pickles:
-            self.store.folder.mkdir(parents=True, exist_ok=True)
-            sources.copied_to(self.store.folder)
-
 
 def _has_users_code(workload: Workload) -> bool:
     return workload.model.source != "config" or workload.data is not None or workload.optimizer not in OPTIMIZERS
 
 
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "not installed"  # a checkout that runs as it is
+@contextlib.contextmanager
+def open_training(options: TuneOptions) -> Generator[Opening]:
+    """Look at the options and at this machine; the processes that ranks are forked from live as long as the opening.
 
-
-def start_server(server: ForkServer, cluster: Cluster) -> None:
-    """Start the processes that ranks are forked from, and say so, since it takes some seconds."""
-    if not server.is_started:
-        must_compile = cluster.device == "cpu" and not extensions.is_cached()
-        once = " (this once a small op is compiled: about a minute)" if must_compile else ""
-        print(f"starting the training processes{once} ...", file=sys.stderr, flush=True)
-        server.start()
-
-
-def introduction(store: StudyStore, manifest: Manifest, budget: Budget, *, memory_bytes: int, n_candidates: int) -> str:
-    """What is about to be done, in a few lines."""
-    workload, space, structure = manifest.workload, manifest.space, manifest.workload.structure
-    size = f"{millions(workload.n_parameters)} parameters"
-    if structure.n_trainable is not None:
-        size += f", {millions(structure.n_trainable)} of them trained"
-    length = "" if workload.seq_len == UNKNOWN_LENGTH else f", sequence length {workload.seq_len}"
-    is_free = space.batch_rule.kind != "fixed"
-    aside = f" (set aside: those whose step would take over {LONGEST_STEP_S:g} s)" if is_free else ""
-    lines = [
-        f"study {store.name} in {store.location.shown_url}",
-        f"model {workload.model.name}, {size}{length}, {workload.precision}, {workload.optimizer}",
-        *([f"data {workload.data}"] if workload.data is not None else []),
-        f"on {manifest.cluster}, memory limit {gib(memory_bytes)} a rank",
-        *_pipelines(manifest),
-        *([f"no recomputation: {structure.plain_because}"] if structure.plain_because else []),
-        f"global batch {space.batch_rule}",
-        f"{count(n_candidates, 'candidate')}{aside}, budget {budget}",
-    ]
-    return "\n".join(lines)
-
-
-def _pipelines(manifest: Manifest) -> list[str]:
-    structure = manifest.workload.structure
-    if structure.whole_because:
-        return [f"no pipelines: {structure.whole_because}"]
-    deepest = max(manifest.space.pipeline_depths)
-    if deepest == 1:
-        return []
-    by = "measured time" if structure.cost_unit == "seconds" else "parameters"
-    return [f"pipelines of up to {deepest} stages, {len(structure.layer_costs)} layers balanced by {by}"]
+    Raises:
+        ConfigError: An option cannot be used; among them ModelError and ClusterError.
+        DeviceBusyError: Somebody else uses a GPU.
+        StoreError: The storage cannot be written.
+    """
+    spec = model_spec(options.model)
+    options.length_of(spec)
+    cluster = Cluster.detect(device=options.device, n_ranks=options.ranks)
+    memory_bytes = options.memory.bytes_on(cluster)
+    space = options.space_on(cluster)
+    location = Location(options.storage)
+    baseline = Baseline(allow_shared=options.allow_shared_gpu)
+    with baseline.ready(cluster, limit_bytes=memory_bytes):
+        pass  # says at once if somebody else uses the GPUs
+    location.check_writable()
+    with training_server(cluster) as server:
+        workload = options.workload_of(spec, cluster, folder=server.run_dir)
+        if spec.source == "object":
+            hand_over(options.model, server.run_dir)
+        balance: Any = options.balance  # checked
+        yield Opening(
+            wanted=Manifest(workload=workload, cluster=cluster, space=space, seed=options.seed),
+            store=StudyStore(location, options.study or f"{workload.label}_{cluster.label}"),
+            server=server,
+            memory_bytes=memory_bytes,
+            balance=balance,
+            seq_len=options.seq_len,
+            max_depth=options.max_depth,
+            data_timeout_s=options.data_timeout,
+            baseline=baseline,
+        )

@@ -1,0 +1,132 @@
+"""Predicted against measured on this machine: memory and step time of configs of bert-tiny, after a calibration of a few seconds.
+
+    python -m benchmarks.here [--configs 40] [--seq-len 128] [--json]
+
+Nothing else may run on the machine: predictions are of ranks that have their cores to themselves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+
+from benchmarks.trials import trials_of
+from benchmarks.validation import rank_correlation
+from bo_tuner.config import TrainConfig
+from bo_tuner.models.choices import Choices, Problem
+from bo_tuner.models.cost import times_of
+from bo_tuner.models.memory import memory_of
+from bo_tuner.models.software import DEEPSPEED
+from bo_tuner.objectives.calibration import calibrate
+from bo_tuner.objectives.training import DeepSpeedBackEnd, model_facts
+
+MODEL = "bert-tiny"
+_STEPS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """One config, predicted and measured."""
+
+    name: str
+    predicted_s: float
+    measured_s: float
+    predicted_bytes: float
+    measured_bytes: float
+    samples: int
+    """Of a step."""
+
+
+def space(n_configs: int) -> list[TrainConfig]:
+    """A draw from all that two ranks can run, the same every time."""
+    back_end = DeepSpeedBackEnd()
+    every = [
+        TrainConfig(
+            zero_stage=stage,  # type: ignore[arg-type]
+            micro_batch_size=micro_batch,
+            grad_accum_steps=accumulation,
+            pipeline_depth=depth,
+            recompute=recompute,
+        )
+        for stage, micro_batch, accumulation, depth, recompute in itertools.product(
+            (0, 1, 2, 3), (1, 2, 4, 8, 16, 32), (1, 2, 4), (1, 2), (False, True)
+        )
+    ]
+    legal = [config for config in every if back_end.legal(config)]
+    return random.Random(0).sample(legal, min(n_configs, len(legal)))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print a line a config, then the medians."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.here", description=__doc__)
+    parser.add_argument("--configs", type=int, default=40, help="how many are run")
+    parser.add_argument("--seq-len", type=int, default=128, help="tokens of a sample")
+    parser.add_argument("--json", action="store_true", help="print the same for programs")
+    options = parser.parse_args(argv)
+    readings: list[Reading] = []
+    with trials_of(MODEL, seq_len=options.seq_len, device="cpu", n_ranks=2) as trials:
+        facts = model_facts(trials.workload, trials.server, device="cpu", traces=True)
+        if facts.profile is None:
+            sys.exit(f"{MODEL} must have a profile: {facts.unprofiled_because}")
+        hardware = calibrate(trials.server, trials.cluster, precision=trials.workload.precision).hardware(
+            trials.cluster
+        )
+        problem = Problem(profile=facts.profile, hardware=hardware, software=DEEPSPEED, n_ranks=2, node_size=2)
+        for config in space(options.configs):
+            _, measured = trials.run(config, replace(trials.limits, max_steps=_STEPS))
+            choices = Choices.of([config], 2)
+            reading = Reading(
+                name=config.name,
+                predicted_s=float(times_of(problem, choices).total[0]),
+                measured_s=measured.step_time_s,
+                predicted_bytes=float(memory_of(problem, choices).total[0]),
+                measured_bytes=float(max(measured.peak_memory_bytes)),
+                samples=config.global_batch(2),
+            )
+            readings.append(reading)
+            print(
+                f"{reading.name:22} {reading.measured_s * 1e3:8.1f} ms, predicted {reading.predicted_s * 1e3:8.1f} "
+                f"({reading.predicted_s / reading.measured_s:4.2f})   {reading.measured_bytes / 2**20:6.0f} MiB, predicted "
+                f"{reading.predicted_bytes / 2**20:6.0f} ({reading.predicted_bytes / reading.measured_bytes:4.2f})",
+                file=sys.stderr,
+                flush=True,
+            )
+    found = summary(readings)
+    if options.json:
+        json.dump({**found, "readings": [asdict(reading) for reading in readings]}, sys.stdout, indent=1)
+        print()
+        return
+    print("| on this machine | reached | aim |")
+    print("| --- | --- | --- |")
+    print(f"| memory, median error | {found['memory_error']:.3f} | 0.10 |")
+    print(f"| step time, median error | {found['time_error']:.3f} | 0.20 |")
+    print(f"| step time, median of predicted over measured | {found['time_bias']:.2f} | |")
+    print(f"| rank correlation of time per sample | {found['rank_correlation']:.2f} | 0.90 |")
+
+
+def summary(readings: Sequence[Reading]) -> dict[str, float]:
+    """Medians of relative errors, and Spearman's correlation of time per sample."""
+    time = np.array([reading.predicted_s / reading.measured_s for reading in readings])
+    memory = np.array([reading.predicted_bytes / reading.measured_bytes for reading in readings])
+    predicted, measured = (
+        np.array([seconds / reading.samples for reading, seconds in zip(readings, of, strict=True)])
+        for of in ([one.predicted_s for one in readings], [one.measured_s for one in readings])
+    )
+    return {
+        "configs": len(readings),
+        "memory_error": float(np.median(np.abs(memory - 1))),
+        "time_error": float(np.median(np.abs(time - 1))),
+        "time_bias": float(np.median(time)),
+        "rank_correlation": rank_correlation(measured, predicted) or float("nan"),
+    }
+
+
+if __name__ == "__main__":
+    main()
