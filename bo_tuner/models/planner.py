@@ -123,7 +123,8 @@ class Plan:
             )
         ]
 
-    def _config(self, index: int) -> TrainConfig:
+    def config_at(self, index: int) -> TrainConfig:
+        """The config at a place of the arrays."""
         return replace(
             self.layouts[int(self.of_layout[index])],
             micro_batch_size=int(self.choices.micro_batch[index]),
@@ -133,7 +134,7 @@ class Plan:
     def _planned(self, index: int) -> Planned:
         step_s = float(self.step_s[index])
         return Planned(
-            config=self._config(index),
+            config=self.config_at(index),
             samples_per_s=self.global_batch / step_s,
             step_time_s=step_s,
             times_s={part: float(getattr(self.times, part)[index]) for part in TIME_PARTS},
@@ -337,7 +338,7 @@ def _simulated(made: Plan, index: int, lengths: tuple[int, ...]) -> float:
 
     2BW takes micro-batches in the order of 1F1B, and never drains: a step takes as long as so many in the middle of it.
     """
-    config = made._config(index)
+    config = made.config_at(index)
     is_2bw = config.pipeline_schedule == "2bw"
     ordered = replace(config, pipeline_schedule="1f1b") if is_2bw else config
     of_stage = stage_times(made.problem, config)

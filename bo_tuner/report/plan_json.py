@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from bo_tuner.models.cost import TIME_PARTS
 from bo_tuner.models.memory import MEMORY_PARTS
 from bo_tuner.models.planner import Plan
@@ -74,7 +76,7 @@ def _rows(plan: Plan, n: int | None) -> Iterator[str]:
         for layout in plan.layouts
     ]
     step_s = plan.step_s[order]
-    memory = [getattr(plan.memory, part)[order].astype(int) for part in MEMORY_PARTS]
+    memory = np.array([getattr(plan.memory, part)[order] for part in MEMORY_PARTS], dtype=np.int64)
     columns = [
         plan.names(n),
         plan.choices.micro_batch[order].tolist(),
@@ -83,7 +85,8 @@ def _rows(plan: Plan, n: int | None) -> Iterator[str]:
         (plan.global_batch / step_s).tolist(),
         step_s.tolist(),
         *(getattr(plan.times, part)[order].tolist() for part in TIME_PARTS),
-        *(n_bytes.tolist() for n_bytes in (*memory, sum(memory))),
+        *memory.tolist(),
+        memory.sum(axis=0).tolist(),
         ["true" if fits else "false" for fits in plan.fits[order]],
     ]
     return (_ROW % row for row in zip(*columns, strict=True))
