@@ -22,26 +22,26 @@ class Reached:
     """What trainings get of the figures of data sheets. `benchmarks/fit.py` fits those called fitted, on calibration groups only."""
 
     matmul: Mapping[str, float] = field(
-        default_factory=lambda: {"A100": 0.93, "A800": 0.93, "H100": 0.60, "H200": 0.60}
+        default_factory=lambda: {"A100": 0.88, "A800": 0.88, "H100": 0.56, "H200": 0.56}
     )
     """Share of the peak in large products, by the first word of a device's name. Fitted."""
     other_matmul: float = 0.7
     """Of devices that no calibration group ran on: between those."""
-    half_tokens_of_h100: float = 165.0
+    half_tokens_of_h100: float = 128.0
     """Tokens at which half the rate is reached; on slower devices fewer in proportion. Fitted."""
-    half_width: float = 92.0
+    half_width: float = 71.0
     """Width of a matrix at which half the rate is reached. Fitted."""
-    attention: float = 0.30
+    attention: float = 0.34
     """Share of the peak in products of activations. Fitted."""
     memory: float = 0.87
     """Share of the bandwidth that element-wise kernels get. Fitted."""
-    nvlink: float = 0.84
+    nvlink: float = 0.82
     """Share of the wire's rate that collectives get; NCCL itself reckons with 20 of 25 GB/s (src/graph/topo.h). Fitted."""
     pcie: float = 0.75
     """NCCL reckons with 12 of 16 GB/s of PCIe 3 (src/graph/topo.h)."""
-    network: float = 0.48
+    network: float = 0.50
     """Of all network cards of a node together. Fitted."""
-    near_latency_s: float = 1.2e-5
+    near_latency_s: float = 1.1e-5
     """Of a step of a collective inside a node. Fitted."""
     far_latency_s: float = 2.5e-5
     """Between nodes. Fitted."""

@@ -47,14 +47,14 @@ class Software:
 DEEPSPEED = Software(
     name="deepspeed", gradient_bytes=2, host_factor=10.0, bucket_elements=500_000_000, partition="cost"
 )
-MEGATRON = Software(name="megatron", gradient_bytes=4, host_factor=10.0, exchange_s=1.1e-3, step_s=0.011)
+MEGATRON = Software(name="megatron", gradient_bytes=4, host_factor=10.3, exchange_s=1.2e-3, step_s=0.016)
 NANOTRON = Software(
     name="nanotron",
     gradient_bytes=4,
-    host_factor=15.5,
-    pipeline_host=(1.58, 0.55),
+    host_factor=16.0,
+    pipeline_host=(1.6, 0.53),
     exchange_s=9e-4,
-    step_s=0.036,
+    step_s=0.05,
     shards_sequence=True,
     keeps_gathered=True,
     partition="flops",
