@@ -104,13 +104,11 @@ def _of_one_depth(problem: Problem, choices: Choices, stages: Stages) -> dict[st
     worst = of_stage[np.arange(len(choices)), slowest]
     once = of_stage @ stages.n_stages
     waits = np.where(choices.is_2bw, 0.0, once - worst)
-
-    waits_for = np.where(
+    round_trips = np.where(
         choices.is_gpipe,
         depth - 1,
         np.where(choices.is_2bw, m * (depth - 1) / depth, m + depth - 2 - np.ceil((m - 1) / depth)),
     )
-
     compute = m * worst
     tensor = compute * (tensor_share @ stages.n_layers.T)[np.arange(len(choices)), slowest] / worst
     n_parameters = np.max(stages.total("n_trainable") - stages.n_shared) / choices.tensor
@@ -119,7 +117,7 @@ def _of_one_depth(problem: Problem, choices: Choices, stages: Stages) -> dict[st
         "compute": compute - tensor,
         "tensor": tensor,
         "bubble": waits,
-        "exchange": 2 * _one_way(problem, choices, stages) * waits_for,
+        "exchange": 2 * _one_way(problem, choices, stages) * round_trips,
         "gradients": _gradients(problem, choices, n_parameters, once / depth),
         "optimizer": software.optimizer_bytes * n_parameters / sharded / hardware.memory_bytes_per_s,
         "fixed": np.full(len(choices), software.step_s),
@@ -206,14 +204,14 @@ def _gradients(problem: Problem, choices: Choices, n_parameters: Floats, backwar
     )
     ring = (data - 1) / data * n_parameters / speed * (1 + constants.node_toll * np.log2(problem.n_nodes))
     reduce_scatter, all_gather = ring * of_gradient, ring * element
-    backward = backward_and_forward * 2 / 3
+    # Where the host does the work itself, reducing takes the time that passes would need.
+    hidden = constants.hidden * backward_and_forward if hardware.launches_ahead else np.zeros_like(data)
     shown = {
-        0: np.maximum(2 * reduce_scatter - constants.hidden * backward, constants.least_shown * 2 * reduce_scatter),
+        0: np.maximum(2 * reduce_scatter - hidden * 2 / 3, constants.least_shown * 2 * reduce_scatter),
         1: reduce_scatter + all_gather,
-        2: all_gather
-        + np.maximum(reduce_scatter - constants.hidden * backward, constants.least_shown * reduce_scatter) * m,
+        2: all_gather + np.maximum(reduce_scatter - hidden * 2 / 3, constants.least_shown * reduce_scatter) * m,
         3: np.maximum(
-            (2 * all_gather + reduce_scatter) - constants.hidden * backward_and_forward,
+            (2 * all_gather + reduce_scatter) - hidden,
             constants.least_shown * (2 * all_gather + reduce_scatter),
         )
         * m,

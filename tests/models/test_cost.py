@@ -135,6 +135,17 @@ def test_backward_passes_hide_a_reduction_but_never_all_of_it() -> None:
     assert shown > 0.5 * volume / 1e10
 
 
+def test_nothing_hides_where_the_host_does_the_work() -> None:
+    device = replace(DEVICE, inside=Link(bytes_per_s=1e11, latency_s=0.0))
+    volume_s = 2 * 7 / 8 * GPT.n_parameters * 2 / 1e11
+    hidden, shown = (
+        times(TrainConfig(micro_batch_size=32), hardware=replace(device, launches_ahead=ahead)).gradients[0]
+        for ahead in (True, False)
+    )
+    assert shown == pytest.approx(volume_s, rel=0.1)
+    assert hidden < volume_s / 3
+
+
 def test_optimizer_steps_are_shared_from_stage_1_on() -> None:
     of = times(*(TrainConfig(zero_stage=stage) for stage in (0, 1, 2, 3)))
     assert of.optimizer[0] == pytest.approx(PLAIN.optimizer_bytes * GPT.n_parameters / DEVICE.memory_bytes_per_s)
