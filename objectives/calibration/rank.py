@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from bo_tuner.hardware import ProductReading
 from bo_tuner.objectives.calibration.readings import LinkReading, Readings
@@ -35,6 +36,8 @@ _SHORTEST_S = 1e-3
 """Shorter work is timed several times over at once, so that neither clock nor synchronisation counts."""
 _LONG_S = 1e-2
 """Work whose first go, which may load a kernel, takes longer needs no second to warm up."""
+_VOCABULARY = 2**13
+"""Of the logits that memory is measured with."""
 _MOST_WEIGHTS = 16
 _N_OPERATIONS = 200
 _SMALL_BYTES = 2**10
@@ -136,9 +139,19 @@ def _product(this: _Rank, pool: torch.Tensor, n_tokens: int, width: int) -> Prod
 
 
 def _memory_bytes_per_s(this: _Rank, pool: torch.Tensor) -> float:
-    first, second = pool.chunk(2)
-    n_bytes = 3 * second.numel() * second.itemsize
-    return n_bytes / this.seconds(lambda: first[: second.numel()] + second)
+    """By the loss of a model, whose logits are the largest tensors that training makes and writes anew in every pass.
+
+    A trace counts three of their size in its forward pass (the logarithm of the softmax reads and writes, the loss reads), and the
+    cost model twice as many in the backward pass.
+    """
+    logits = pool[: this.large_bytes // 4 // _VOCABULARY * _VOCABULARY].view(-1, _VOCABULARY).float().requires_grad_()
+    labels = torch.zeros(len(logits), device=this.device, dtype=torch.long)
+
+    def work() -> None:
+        logits.grad = None
+        nn.functional.cross_entropy(logits, labels).backward()
+
+    return 9 * logits.numel() * logits.itemsize / this.seconds(work)
 
 
 def _operation_s(this: _Rank, pool: torch.Tensor) -> float:
