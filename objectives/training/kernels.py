@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 __all__ = ["DeviceType", "kernels_of"]
 
@@ -67,10 +67,10 @@ def kernels_of(device: DeviceType) -> Iterator[None]:
         dropped: Tensor = torch.native_dropout(input, p, train)[0]
         return dropped
 
-    with torch.library._scoped_library("aten", "IMPL") as library:  # pyright: ignore[reportPrivateUsage]  # made for this
-        library.impl("scaled_dot_product_attention", attention, "AutogradMeta")
+    with library._scoped_library("aten", "IMPL") as kernels:  # pyright: ignore[reportPrivateUsage]  # made for this
+        kernels.impl("scaled_dot_product_attention", attention, "AutogradMeta")
         if device == "cuda":
-            library.impl("dropout", dropout, "AutogradMeta")
+            kernels.impl("dropout", dropout, "AutogradMeta")
         yield
 
 
