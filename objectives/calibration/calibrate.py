@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
 
 from bo_tuner.cluster import Cluster
 from bo_tuner.errors import LaunchError
 from bo_tuner.objectives.calibration.readings import Readings
-from bo_tuner.objectives.launch import ForkServer, RankGroup
+from bo_tuner.objectives.launch import ForkServer, RankGroup, last_words
 from bo_tuner.text import count
 
 __all__ = ["calibrate"]
@@ -55,7 +54,7 @@ def calibrate(
     if silent:
         raise LaunchError(
             f"{count(cluster.n_ranks, 'rank')} must measure the machine, and rank {silent[0]} "
-            f"gave no answer{_last_words(logs[silent[0]])}"
+            f"gave no answer{last_words(logs[silent[0]])}"
         )
     return Readings.slowest([told[rank] for rank in range(cluster.n_ranks)])
 
@@ -68,9 +67,3 @@ def _listen(group: RankGroup, *, deadline: float) -> dict[int, Readings]:
         if any(rank not in told for rank in group.hung_up):
             break
     return told
-
-
-def _last_words(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
-    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-    return f"; it last printed: {last[:300]}" if last else ""

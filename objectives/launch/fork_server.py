@@ -19,6 +19,7 @@ from typing import Any, Self
 
 from bo_tuner.errors import LaunchError
 from bo_tuner.objectives.launch.channel import MAX_FDS, Channel
+from bo_tuner.objectives.launch.last_words import last_words
 
 __all__ = ["ForkServer", "RankGroup"]
 
@@ -161,9 +162,7 @@ class ForkServer:
         return message
 
     def _last_words(self) -> str:
-        lines = self._log.read_text(encoding="utf-8", errors="replace").split("\n") if self._log.exists() else []
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        return f"; it last printed: {last}" if last else ""
+        return last_words(self._log, longest=None)
 
     def close(self) -> None:
         """End every rank and the server; returns when they are gone. May be called twice."""

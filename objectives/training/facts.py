@@ -6,11 +6,10 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from bo_tuner.errors import ConfigError, LaunchError, ModelError
-from bo_tuner.objectives.launch import ForkServer
+from bo_tuner.objectives.launch import ForkServer, last_words
 from bo_tuner.objectives.training.failures import ending_of
 from bo_tuner.objectives.training.sources import MODEL_FILE, JobSources
 from bo_tuner.profile import ModelProfile
@@ -116,17 +115,11 @@ def model_facts(
     if answer is None:
         code = group.exit_codes[0]
         how = f"gave no answer for {patience_s:.0f} s" if is_late else ending_of(code)
-        raise LaunchError(f"{who} must be built, and the process that does it {how}{_last_words(log)}")
+        raise LaunchError(f"{who} must be built, and the process that does it {how}{last_words(log)}")
     if "error" in answer:
         raise ModelError(answer["error"])
     profile = answer["profile"] and ModelProfile.from_dict(answer["profile"])
     return ModelFacts(**{**answer, "structure": ModelStructure.from_dict(answer["structure"]), "profile": profile})
-
-
-def _last_words(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
-    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-    return f"; it last printed: {last[:300]}" if last else ""
 
 
 def check_precision(precision: str, facts: ModelFacts, *, device: str) -> None:
