@@ -25,7 +25,7 @@ from bo_tuner.models.cost import times_of
 from bo_tuner.models.memory import memory_of
 from bo_tuner.models.software import DEEPSPEED
 from bo_tuner.objectives.calibration import calibrate
-from bo_tuner.objectives.training import DeepSpeedBackEnd, model_facts
+from bo_tuner.objectives.training import DeepSpeedBackEnd
 
 MODEL = "bert-tiny"
 _STEPS = 10
@@ -71,14 +71,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true", help="print the same for programs")
     options = parser.parse_args(argv)
     readings: list[Reading] = []
-    with trials_of(MODEL, seq_len=options.seq_len, device="cpu", n_ranks=2) as trials:
-        facts = model_facts(trials.workload, trials.server, device="cpu", traces=True)
+    with trials_of(MODEL, seq_len=options.seq_len, device="cpu", n_ranks=2, traces=True) as trials:
+        facts = trials.facts
         if facts.profile is None:
             sys.exit(f"{MODEL} must have a profile: {facts.unprofiled_because}")
         hardware = calibrate(trials.server, trials.cluster, precision=trials.workload.precision).hardware(
             trials.cluster
         )
-        problem = Problem(profile=facts.profile, hardware=hardware, software=DEEPSPEED, n_ranks=2, node_size=2)
+        problem = Problem(profile=facts.profile, hardware=hardware, software=DEEPSPEED, n_ranks=2)
         for config in space(options.configs):
             _, measured = trials.run(config, replace(trials.limits, max_steps=_STEPS))
             choices = Choices.of([config], 2)

@@ -13,7 +13,7 @@ from bo_tuner.cluster import Cluster
 from bo_tuner.config import TrainConfig
 from bo_tuner.objectives import ignore_events
 from bo_tuner.objectives.launch import ForkServer
-from bo_tuner.objectives.training import TrainingObjective, model_facts, training_server
+from bo_tuner.objectives.training import ModelFacts, TrainingObjective, model_facts, training_server
 from bo_tuner.outcome import Measurement, TrialLimits, TrialResult
 from bo_tuner.workload import ModelSpec, Workload
 
@@ -24,6 +24,7 @@ __all__ = ["Trials", "trials_of"]
 class Trials:
     """Runs configs of one workload."""
 
+    facts: ModelFacts
     workload: Workload
     cluster: Cluster
     server: ForkServer
@@ -42,14 +43,15 @@ class Trials:
 
 
 @contextlib.contextmanager
-def trials_of(model: str, *, seq_len: int, device: str, n_ranks: int | None) -> Generator[Trials]:
-    """Processes that train `model` on this machine, while the context lasts."""
+def trials_of(model: str, *, seq_len: int, device: str, n_ranks: int | None, traces: bool = False) -> Generator[Trials]:
+    """Processes that train `model` on this machine, while the context lasts; with `traces` its profile is among its facts."""
     cluster = Cluster.detect(device=device, n_ranks=n_ranks)
     workload = Workload(model=ModelSpec.resolve(model), n_parameters=0, seq_len=seq_len)
     with tempfile.TemporaryDirectory() as folder, training_server(cluster) as server:
-        facts = model_facts(workload, server, device=cluster.device)
+        facts = model_facts(workload, server, device=cluster.device, traces=traces)
         workload = replace(workload, n_parameters=facts.n_parameters, structure=facts.structure)
         yield Trials(
+            facts=facts,
             workload=workload,
             cluster=cluster,
             server=server,
