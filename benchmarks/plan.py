@@ -52,7 +52,6 @@ def large_plan() -> Plan:
             hardware=hardware,
             software=DEEPSPEED,
             n_ranks=cluster.n_ranks,
-            node_size=hardware.node_size,
         ),
         global_batch=_BATCH,
         limit_bytes=int(0.92 * cluster.memory_bytes),

@@ -79,7 +79,6 @@ def plan(
             hardware=hardware,
             software=DEEPSPEED,
             n_ranks=cluster.n_ranks,
-            node_size=hardware.node_size,
         ),
         global_batch=global_batch,
         limit_bytes=limit_bytes,

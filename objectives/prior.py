@@ -70,7 +70,6 @@ def problem_of(
         hardware=hardware,
         software=software,
         n_ranks=cluster.n_ranks,
-        node_size=cluster.n_ranks // cluster.n_nodes,
     )
     return problem, note
 

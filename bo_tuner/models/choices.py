@@ -48,13 +48,16 @@ class Problem:
     software: Software
     n_ranks: int
     """World size."""
-    node_size: int
-    """Ranks of a node; `n_ranks` when there is only one."""
     constants: Constants = Constants()
 
     def __post_init__(self) -> None:
         if self.n_ranks < 1 or self.node_size < 1:
             raise ConfigError(f"ranks must be at least 1; got {self.n_ranks} on nodes of {self.node_size}")
+
+    @property
+    def node_size(self) -> int:
+        """Ranks of a node."""
+        return self.hardware.node_size
 
     @property
     def n_nodes(self) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 
 from bo_tuner.config import TrainConfig
 from bo_tuner.models.choices import Choices, Floats, Problem
-from bo_tuner.models.stages import Stages, stages_of
+from bo_tuner.models.stages import Stages, by_depth, stages_of
 
 __all__ = ["TIME_PARTS", "StageTimes", "Times", "stage_times", "times_of"]
 
@@ -55,13 +55,7 @@ def times_of(problem: Problem, choices: Choices, *, layer_costs: tuple[float, ..
         choices: Depths that the model has layers for.
         layer_costs: What layers are dealt to stages by, where it was measured.
     """
-    parts = {part: np.zeros(len(choices)) for part in TIME_PARTS}
-    for depth in np.unique(choices.depth):
-        chosen = choices.depth == depth
-        stages = stages_of(problem.profile, int(depth), problem.software, layer_costs)
-        for part, values in _of_one_depth(problem, choices.at(chosen), stages).items():
-            parts[part][chosen] = values
-    return Times(**parts)
+    return Times(**by_depth(TIME_PARTS, _of_one_depth, problem, choices, layer_costs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

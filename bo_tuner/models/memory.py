@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bo_tuner.models.choices import Choices, Floats, Problem
-from bo_tuner.models.stages import Stages, stages_of
+from bo_tuner.models.stages import Stages, by_depth
 
 __all__ = ["MEMORY_PARTS", "Memory", "memory_of"]
 
@@ -51,13 +51,7 @@ def memory_of(problem: Problem, choices: Choices, *, layer_costs: tuple[float, .
         choices: Depths that the model has layers for.
         layer_costs: What layers are dealt to stages by, where it was measured.
     """
-    parts = {part: np.zeros(len(choices)) for part in MEMORY_PARTS}
-    for depth in np.unique(choices.depth):
-        chosen = choices.depth == depth
-        stages = stages_of(problem.profile, int(depth), problem.software, layer_costs)
-        for part, values in _of_one_depth(problem, choices.at(chosen), stages).items():
-            parts[part][chosen] = values
-    return Memory(**parts)
+    return Memory(**by_depth(MEMORY_PARTS, _of_one_depth, problem, choices, layer_costs))
 
 
 def _of_one_depth(problem: Problem, choices: Choices, stages: Stages) -> dict[str, Floats]:

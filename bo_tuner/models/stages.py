@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
 
-from bo_tuner.models.choices import Floats
+from bo_tuner.models.choices import Choices, Floats, Problem
 from bo_tuner.models.software import Software
 from bo_tuner.partition import stage_bounds
 from bo_tuner.profile import LayerProfile, ModelProfile
 
-__all__ = ["Stages", "stages_of"]
+__all__ = ["Stages", "by_depth", "stages_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +48,31 @@ class Stages:
     def total(self, attribute: str) -> Floats:
         """Its sum over the layers of each sort of stage; shape (sorts,)."""
         return self.n_layers @ self.each(attribute)
+
+
+def by_depth(
+    parts: Iterable[str],
+    expect: Callable[[Problem, Choices, Stages], dict[str, Floats]],
+    problem: Problem,
+    choices: Choices,
+    layer_costs: tuple[float, ...],
+) -> dict[str, Floats]:
+    """Put together what `expect` says of the configs of each depth, part by part.
+
+    Args:
+        parts: Names of what it says.
+        expect: Told of configs of one depth, and its stages.
+        problem: What is trained, and on what.
+        choices: Depths that the model has layers for.
+        layer_costs: What layers are dealt to stages by, where it was measured.
+    """
+    found = {part: np.zeros(len(choices)) for part in parts}
+    for depth in np.unique(choices.depth):
+        chosen = choices.depth == depth
+        stages = stages_of(problem.profile, int(depth), problem.software, layer_costs)
+        for part, values in expect(problem, choices.at(chosen), stages).items():
+            found[part][chosen] = values
+    return found
 
 
 @lru_cache(maxsize=512)

@@ -101,7 +101,6 @@ def open_simulation(options: TuneOptions) -> Generator[SimulatedOpening]:
                 hardware=hardware,
                 software=DEEPSPEED,
                 n_ranks=cluster.n_ranks,
-                node_size=cluster.n_ranks // cluster.n_nodes,
             ),
             settings=settings,
             wanted=Manifest(

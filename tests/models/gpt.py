@@ -89,12 +89,11 @@ def problem(
     profile: ModelProfile = GPT,
     *,
     n_ranks: int = 8,
-    node_size: int = 8,
     software: Software = PLAIN,
     hardware: Hardware = DEVICE,
 ) -> Problem:
     """With defaults for what a test does not care for."""
-    return Problem(profile=profile, hardware=hardware, software=software, n_ranks=n_ranks, node_size=node_size)
+    return Problem(profile=profile, hardware=hardware, software=software, n_ranks=n_ranks)
 
 
 def choices(*configs: TrainConfig, n_ranks: int = 8) -> Choices:

@@ -58,7 +58,6 @@ def of_paper(profile: ModelProfile, notation: str) -> Problem:
         hardware=hardware,
         software=MEGATRON,
         n_ranks=cluster.n_ranks,
-        node_size=hardware.node_size,
     )
 
 
@@ -223,7 +222,7 @@ def test_the_published_best_stage_and_micro_batch_fit_and_twice_as_many_samples_
     )
     cluster = Cluster.described("16xV100-32GB")
     hardware = hardware_of(cluster, precision)
-    given = Problem(profile=profile, hardware=hardware, software=DEEPSPEED, n_ranks=16, node_size=16)
+    given = Problem(profile=profile, hardware=hardware, software=DEEPSPEED, n_ranks=16)
     best, twice = (
         needed(given, TrainConfig(zero_stage=zero_stage, micro_batch_size=size))  # type: ignore[arg-type]
         for size in (micro_batch, 2 * micro_batch)

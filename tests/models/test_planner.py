@@ -19,7 +19,7 @@ from tests.models.gpt import GPT, N_BLOCKS, ONLY_BLOCKS, problem
 
 ROOMY = 10**12
 BATCH = 48
-GIVEN = problem(n_ranks=16, node_size=8, software=DEEPSPEED)
+GIVEN = problem(n_ranks=16, software=DEEPSPEED)
 SCHEDULES = ("1f1b", "gpipe", "2bw")
 
 
