@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from bo_tuner.models.cost import TIME_PARTS
 from bo_tuner.models.memory import MEMORY_PARTS
 from bo_tuner.models.planner import Planned
-from bo_tuner.report.figures.style import NEUTRAL, base_figure
+from bo_tuner.report.figures.style import NEUTRAL, base_figure, label_rows
 from bo_tuner.schedules import Backward, Forward, Timeline
 from bo_tuner.text import gib, seconds
 
@@ -96,19 +96,9 @@ def _bars(
                 hoverinfo="text",
             )
         )
-    for place, (name, total, _) in enumerate(told):
-        figure.add_annotation(
-            text=f"<b>{html.escape(name, quote=False)}</b>  {total}",
-            x=0,
-            xref="paper",
-            xanchor="left",
-            y=place - 0.22,
-            yanchor="bottom",
-            showarrow=False,
-        )
+    label_rows(figure, [(html.escape(name, quote=False), total) for name, total, _ in told], above=0.22)
     figure.update_layout(barmode="stack", legend={"traceorder": "normal"})
     figure.update_xaxes(rangemode="tozero")
-    figure.update_yaxes(range=[len(values) - 0.6, -0.75], showticklabels=False, showgrid=False)
     return figure
 
 

@@ -6,7 +6,7 @@ import html
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from bo_tuner.report.figures.style import base_figure, layout_style, note_figure
+from bo_tuner.report.figures.style import base_figure, label_rows, layout_style, note_figure
 from bo_tuner.text import seconds
 from bo_tuner.trial import TrialRecord, ranked
 
@@ -35,6 +35,7 @@ def step_time_figure(records: Sequence[TrialRecord], *, top: int = 6) -> go.Figu
     if not fastest:
         return note_figure(_TITLE, "No trial has completed, so no step was measured.")
     figure = base_figure(_TITLE, height=_ROW * len(fastest) + 130)
+    labels: list[tuple[str, str]] = []
     for place, record in enumerate(fastest):
         measurement = record.result.measurement if record.result else None
         assert measurement is not None  # complete trials have one
@@ -59,15 +60,7 @@ def step_time_figure(records: Sequence[TrialRecord], *, top: int = 6) -> go.Figu
                 showlegend=False,
             )
         )
-        figure.add_annotation(
-            text=f"<b>{name}</b>  median {seconds(median)}",
-            x=0,
-            xref="paper",
-            xanchor="left",
-            y=place - 0.25,
-            yanchor="bottom",
-            showarrow=False,
-        )
+        labels.append((name, f"median {seconds(median)}"))
+    label_rows(figure, labels, above=0.25)
     figure.update_xaxes(title={"text": "step time against the config's median, %"}, zeroline=True)
-    figure.update_yaxes(range=[len(fastest) - 0.6, -0.75], showticklabels=False, showgrid=False)
     return figure

@@ -21,6 +21,7 @@ __all__ = [
     "LayoutStyle",
     "base_figure",
     "hover_text",
+    "label_rows",
     "layout_style",
     "micro_batch_axis",
     "note_figure",
@@ -139,6 +140,27 @@ def micro_batch_axis(sizes: Sequence[int]) -> dict[str, Any]:
         "ticktext": [str(tick) for tick in ticks],
         "tickangle": 0,
     }
+
+
+def label_rows(figure: go.Figure, labels: Sequence[tuple[str, str]], *, above: float) -> None:
+    """Rows from the top down instead of an axis, each with a config's name, already safe in HTML, and what is said of it over its place.
+
+    Args:
+        figure: Its rows stand at 0, 1, 2, ...
+        labels: Name and text of every row.
+        above: Distance of a label from its row; rows are 1 apart.
+    """
+    for place, (name, text) in enumerate(labels):
+        figure.add_annotation(
+            text=f"<b>{name}</b>  {text}",
+            x=0,
+            xref="paper",
+            xanchor="left",
+            y=place - above,
+            yanchor="bottom",
+            showarrow=False,
+        )
+    figure.update_yaxes(range=[len(labels) - 0.6, -0.75], showticklabels=False, showgrid=False)
 
 
 def or_blank(values: list[Any]) -> list[Any]:
