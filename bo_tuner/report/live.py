@@ -67,7 +67,7 @@ class LiveProgress:
             refresh_per_second=_REDRAWS_PER_S,
             redirect_stdout=sys.stdout.isatty(),  # else what others print would miss the file they print it to
         )
-        self._live.start(refresh=True)
+        self._live.start()  # the thread draws the first frame too: Ctrl-C in the midst of one would have rich draw it twice
 
     def _frame(self) -> StudyFrame:
         snapshot, now = self._snapshot, time.monotonic()

@@ -6,6 +6,7 @@ import io
 import os
 import pty
 import re
+import signal
 import sys
 import threading
 import time
@@ -248,11 +249,16 @@ class Terminal(io.StringIO):
         self.screen.set_mode(modes.LNM)  # as a terminal's driver does: a new line begins at the left
         self._pyte = pyte.Stream(self.screen)
         self._lock = threading.Lock()
+        self.on_frame: Callable[[], None] | None = None
+        """Called once, after a frame was drawn."""
         self.progress = LiveProgress(Console(file=self, width=80, height=24, force_terminal=True))
 
     def write(self, text: str, /) -> int:
         with self._lock:
             self._pyte.feed(text)
+        if "running" in text and self.on_frame is not None:
+            on_frame, self.on_frame = self.on_frame, None
+            on_frame()
         return len(text)
 
     @property
@@ -270,6 +276,11 @@ def terminal() -> Iterator[Terminal]:
     terminal.progress.close()
 
 
+def interrupt_the_main_thread() -> None:
+    """As Ctrl-C does."""
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+
 def wait_for(is_so: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60.0
     while not is_so():
@@ -285,7 +296,8 @@ def test_nothing_is_drawn_before_there_is_something_to_show(terminal: Terminal) 
 def test_time_goes_on_while_nothing_happens(terminal: Terminal, records: list[TrialRecord]) -> None:
     now = time.monotonic()
     terminal.progress.shows(replace(snapshot(records), running_since=now, taken_at=now))
-    assert "measure 3/6, 0s" in terminal.lines[-5]
+    wait_for(lambda: len(terminal.lines) >= 5)
+    assert re.search(r"measure 3/6, \ds", terminal.lines[-5])
     assert terminal.screen.cursor.hidden
     wait_for(lambda: "measure 3/6, 2s" in terminal.lines[-5])
     assert "20m02s spent" in terminal.lines[-1]
@@ -317,6 +329,17 @@ def test_closing_leaves_every_trial_that_ended_meanwhile_and_the_cursor(terminal
 
 def test_closing_before_any_trial_ended_leaves_nothing(terminal: Terminal, records: list[TrialRecord]) -> None:
     terminal.progress.shows(snapshot(records))
+    terminal.progress.close()
+    assert terminal.lines == []
+    assert not terminal.screen.cursor.hidden
+
+
+def test_ctrl_c_as_soon_as_something_is_drawn_leaves_nothing(terminal: Terminal, records: list[TrialRecord]) -> None:
+    terminal.on_frame = interrupt_the_main_thread
+    with pytest.raises(KeyboardInterrupt):
+        for _ in range(600):
+            terminal.progress.shows(snapshot(records))
+            time.sleep(0.1)
     terminal.progress.close()
     assert terminal.lines == []
     assert not terminal.screen.cursor.hidden
