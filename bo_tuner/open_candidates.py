@@ -75,8 +75,10 @@ class OpenCandidates:
         self._candidates = tuple(candidates)
         self._layouts = tuple(config.layout for config in self._candidates)
         self._space = space
-        self._n_ranks = n_ranks
-        self._limit_bytes = limit_bytes
+        self.n_ranks = n_ranks
+        """World size."""
+        self.limit_bytes = limit_bytes
+        """Memory limit per rank of this run."""
         self._longest_step_s = longest_step_s
 
     @property
@@ -86,12 +88,12 @@ class OpenCandidates:
 
     def standing(self, records: Sequence[TrialRecord]) -> list[TrialRecord]:
         """The trials that still say something: all but those that a lower memory limit than today's ended."""
-        return [record for record in records if record.result is None or holds(record.result, self._limit_bytes)]
+        return [record for record in records if record.result is None or holds(record.result, self.limit_bytes)]
 
     def open(self, records: Sequence[TrialRecord]) -> list[TrainConfig]:
         """Those that may still run."""
         tried = {record.config for record in self.standing(records)}
-        proofs = memory_proofs(records, limit_bytes=self._limit_bytes)
+        proofs = memory_proofs(records, limit_bytes=self.limit_bytes)
         is_measurable = self._measurable(records)
 
         def is_open(config: TrainConfig, layout: TrainConfig) -> bool:
@@ -109,7 +111,7 @@ class OpenCandidates:
         if best is None or best.standing_samples_per_s is None or self._space.batch_rule.kind == "fixed":
             return lambda config: True
         largest = best.standing_samples_per_s * self._longest_step_s
-        return lambda config: config.global_batch(self._n_ranks) <= max(largest, self._n_ranks)
+        return lambda config: config.global_batch(self.n_ranks) <= max(largest, self.n_ranks)
 
     def _edge(self, records: Sequence[TrialRecord], proofs: dict[TrainConfig, MemoryProof]) -> list[TrainConfig]:
         found: list[TrainConfig] = []
@@ -117,9 +119,9 @@ class OpenCandidates:
             ran = [
                 record.config.micro_batch_size
                 for record in records
-                if record.config.layout == layout and record.has_run and not _is_proof(record, self._limit_bytes)
+                if record.config.layout == layout and record.has_run and not _is_proof(record, self.limit_bytes)
             ]
             if ran and max(ran) < proof.micro_batch_size:
                 family = [config for config, own in zip(self._candidates, self._layouts, strict=True) if own == layout]
-                found += self._space.refined(family, fits=max(ran), fails=proof.micro_batch_size, n_ranks=self._n_ranks)
+                found += self._space.refined(family, fits=max(ran), fails=proof.micro_batch_size, n_ranks=self.n_ranks)
         return found

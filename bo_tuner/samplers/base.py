@@ -41,6 +41,18 @@ class CandidateSampler(BaseSampler):
     def choose(self, records: Sequence[TrialRecord], candidates: Sequence[TrainConfig]) -> TrainConfig:
         """The next config: one of `candidates`, which is not empty."""
 
+    def chance_of_gain(self, records: Sequence[TrialRecord], min_gain: float) -> float | None:
+        """Probability that any open candidate is faster than the best trial by more than `min_gain`.
+
+        Args:
+            records: All trials so far.
+            min_gain: As a fraction: 0.01 is 1 %.
+
+        Returns:
+            None where the sampler cannot tell.
+        """
+        return None
+
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """All fields are chosen together."""
         return self.search_space

@@ -1,0 +1,200 @@
+"""`Landscape`: configs as arrays: where they lie, and what is expected of them before anything ran."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bo_tuner.config import TrainConfig
+from bo_tuner.models.choices import Choices, Floats, Problem
+from bo_tuner.models.cost import TIME_PARTS, times_of
+from bo_tuner.models.memory import MEMORY_PARTS, memory_of
+
+__all__ = ["MEMORY_GROUPS", "Landscape", "Map", "Places", "alike"]
+
+Places = NDArray[np.int64]
+
+MEMORY_GROUPS = (("weights", "gradients", "optimizer"), ("activations",), ("working", "buffers", "overhead"))
+"""Parts of memory that are wrong together where they are wrong: states, activations, the rest."""
+
+_DOUBLED = ("micro_batch_size", "grad_accum_steps", "pipeline_depth", "tensor_parallel")
+"""Their distance is the number of doublings between them."""
+_RANGE = 3.0
+"""Of any other number, from its least to its greatest: as far as three doublings."""
+
+_LENGTH = 3.0
+"""Doublings over which neighbours have much in common (the length scale of a Matern 5/2 kernel)."""
+_DIFFERENT = 0.4
+"""Exponent by which each dimension without order makes configs less alike that differ in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Landscape:
+    """Some configs, one row each."""
+
+    numbers: Floats
+    """Shape (configs, dimensions): doublings, or parts of a range."""
+    sorts: Places
+    """Shape (configs, dimensions): which of its values each other dimension has."""
+    log_rate: Floats
+    """Expected, of samples/s; 0 where nothing is."""
+    shares: Floats
+    """Shape (configs, parts of a step): how much of the expected step each takes."""
+    step_s: Floats
+    """Expected; 1 where nothing is."""
+    memory: Floats
+    """Shape (configs, groups): bytes expected of the rank that needs most; only in proportion to each other where nothing is expected."""
+
+    def __len__(self) -> int:
+        return len(self.log_rate)
+
+    def at(self, places: Places) -> Landscape:
+        """Those rows."""
+        return Landscape(**{name: getattr(self, name)[places] for name in self.__dataclass_fields__})
+
+    @classmethod
+    def together(cls, some: Sequence[Landscape]) -> Landscape:
+        """All their rows."""
+        return cls(**{name: np.concatenate([getattr(one, name) for one in some]) for name in cls.__dataclass_fields__})
+
+
+class Map:
+    """Finds the landscape of any config of a study; what its candidates have in common is computed once."""
+
+    def __init__(self, candidates: Sequence[TrainConfig], problem: Problem | None, *, n_ranks: int) -> None:
+        """Look at `candidates`.
+
+        Args:
+            candidates: Of the study.
+            problem: What the models expect something of; None where there is nothing to expect.
+            n_ranks: World size.
+        """
+        self._problem = problem
+        self._n_ranks = n_ranks
+        self._axes = _axes(candidates)
+        self._places: dict[TrainConfig, int] = {config: place for place, config in enumerate(candidates)}
+        self._all = self._rows(candidates)
+        self.expects = bool(self._problem) and bool(self._is_known(candidates).any())
+        """False where nothing is known of speed and memory."""
+
+    def of(self, configs: Sequence[TrainConfig]) -> Landscape:
+        """One row a config; those that are no candidates, as integers between two rungs of a ladder, are looked at now."""
+        places = [self._places.get(config, -1) for config in configs]
+        new = [config for config, place in zip(configs, places, strict=True) if place < 0]
+        if not new:
+            return self._all.at(np.array(places, dtype=np.int64))
+        fresh = iter(range(len(self._all), len(self._all) + len(new)))
+        found = np.array([place if place >= 0 else next(fresh) for place in places], dtype=np.int64)
+        return Landscape.together([self._all, self._rows(new)]).at(found)
+
+    def _rows(self, configs: Sequence[TrainConfig]) -> Landscape:
+        rows = [config.params() for config in configs]
+        numbers = [[axis.of(row[name]) for name, axis in self._axes.items() if axis.is_number] for row in rows]
+        sorts = [[axis.of(row[name]) for name, axis in self._axes.items() if not axis.is_number] for row in rows]
+        return Landscape(
+            numbers=np.array(numbers, dtype=np.float64).reshape(len(rows), -1),
+            sorts=np.array(sorts, dtype=np.int64).reshape(len(rows), -1),
+            **self._expected(configs),
+        )
+
+    def _is_known(self, configs: Sequence[TrainConfig]) -> NDArray[np.bool_]:
+        """The models know of every config but those of more stages than the model has layers, as some tables hold."""
+        assert self._problem is not None
+        deepest = len(self._problem.profile.layers)
+        return np.array([config.pipeline_depth <= deepest for config in configs], dtype=bool)
+
+    def _expected(self, configs: Sequence[TrainConfig]) -> dict[str, Floats]:
+        n = len(configs)
+        found = {
+            "log_rate": np.zeros(n),
+            "shares": np.zeros((n, len(TIME_PARTS))),
+            "step_s": np.ones(n),
+            "memory": _proportions(configs, self._n_ranks),
+        }
+        if self._problem is None or not (known := self._is_known(configs)).any():
+            return found
+        choices = Choices.of(
+            [config for config, is_known in zip(configs, known, strict=True) if is_known], self._problem.n_ranks
+        )
+        times, memory = times_of(self._problem, choices), memory_of(self._problem, choices)
+        expected = {
+            "log_rate": np.log(choices.global_batch / times.total),
+            "shares": np.stack([getattr(times, part) for part in TIME_PARTS], axis=1) / times.total[:, None],
+            "step_s": times.total,
+            "memory": np.stack([sum(getattr(memory, part) for part in group) for group in MEMORY_GROUPS], axis=1),
+        }
+        worst = int(np.argmin(expected["log_rate"]))  # what nothing is known of is taken to be as slow as the slowest
+        for name, values in expected.items():
+            found[name][known] = values
+            found[name][~known] = values[worst]
+        return found
+
+
+def _proportions(configs: Sequence[TrainConfig], n_ranks: int) -> Floats:
+    """How the groups of memory grow from config to config, whatever the model: states by ZeRO (arXiv 1910.02054, section 3, for 16-bit training
+    with Adam), activations by what is in flight (Narayanan et al., arXiv 2104.04473, section 2.2), of which recomputation keeps about a
+    seventh (Korthikanti et al., arXiv 2205.05198, section 4)."""
+    choices = Choices.of(configs, n_ranks)
+    model_ranks = choices.depth * choices.tensor
+    shard = 1 / choices.data
+    states = np.select(
+        [choices.zero_stage == stage for stage in range(4)],
+        [np.ones_like(shard), (4 + 12 * shard) / 16, (2 + 14 * shard) / 16, shard],
+    )
+    of_batch = choices.micro_batch / choices.tensor
+    kept = np.where(choices.recomputes, 1 / 7, 1.0) * choices.in_flight / choices.depth
+    return np.stack([states / model_ranks, of_batch * kept, of_batch / 7], axis=1)
+
+
+def alike(ours: Landscape, theirs: Landscape) -> Floats:
+    """What neighbours have in common, from 0 to 1; shape (ours, theirs)."""
+    squares = np.zeros((len(ours), len(theirs)))
+    for one, other in zip(ours.numbers.T, theirs.numbers.T, strict=True):
+        squares += (one[:, None] - other[None, :]) ** 2
+    n_differing = np.zeros_like(squares)
+    for one, other in zip(ours.sorts.T, theirs.sorts.T, strict=True):
+        n_differing += one[:, None] != other[None, :]
+    distance = np.sqrt(5 * squares) / _LENGTH
+    found: Floats = (1 + distance + distance**2 / 3) * np.exp(-distance - _DIFFERENT * n_differing)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """One dimension of the space."""
+
+    values: tuple[Any, ...]
+    """In order."""
+    is_number: bool
+    is_doubled: bool
+
+    def of(self, value: Any) -> float | int:
+        if not self.is_number:
+            return self.values.index(value) if value in self.values else len(self.values)
+        if self.is_doubled:
+            return math.log2(value)
+        return _RANGE * (value - self.values[0]) / (self.values[-1] - self.values[0])
+
+
+def _axes(candidates: Iterable[TrainConfig]) -> Mapping[str, _Axis]:
+    """The dimensions in which candidates differ."""
+    values: dict[str, set[Any]] = {}
+    for config in candidates:
+        for name, value in config.params().items():
+            values.setdefault(name, set()).add(value)
+    found: dict[str, _Axis] = {}
+    for name, seen in values.items():
+        if len(seen) == 1:
+            continue
+        is_number = name != "zero_stage" and all(type(value) in (int, float) for value in seen)
+        found[name] = _Axis(
+            values=tuple(sorted(seen) if is_number else sorted(seen, key=str)),
+            is_number=is_number,
+            is_doubled=name in _DOUBLED,
+        )
+    return found

@@ -1,0 +1,175 @@
+"""Gaussian processes: how far measured rates are from expected ones, at configs that have not run.
+
+Several beliefs about that, each a Gaussian process, are weighed by how well they explain what was measured (Rasmussen and Williams,
+Gaussian Processes for Machine Learning, 2006, equations 2.23, 2.24 and 5.8; the weighing is Bayes' rule over a finite set in place
+of a maximum, which says too much after few trials). Most take the cost model at its word but for errors that it could well have; some
+do without it. So trust in it fades as fast as measurements contradict it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bo_tuner.models.choices import Floats
+from bo_tuner.samplers.bayesian.landscape import Landscape, Places, alike
+
+__all__ = ["Belief", "Measured", "Prediction", "beliefs", "predict"]
+
+_CONSTANT_SD = 2.0
+"""Of the one factor by which all rates may be off. As all below, chosen on the groups of tables that calibrate the models."""
+_SHARE_SD = 0.2
+"""Of the logarithm of what each part of a step takes: 22 %."""
+_SCALE_SD = 0.05
+"""Of how much all differences between configs are over- or understated."""
+_LINEAR_SD = 0.35
+"""Without the cost model: of the slope of log rates along each dimension, per doubling or other value."""
+_TRUSTING = tuple(itertools.product((0.05, 0.15, 0.4), (0.02, 0.05, 0.1)))
+_DOUBTING = ((0.5, 0.1), (1.0, 0.1), (1.0, 0.2))
+"""(what neighbours share, what each config has of its own): standard deviations of log rates."""
+_DOUBT = 0.1
+"""How likely it is beforehand that the cost model is of no use."""
+_SLOWEST = 0.6
+"""Residuals this far below the median (a run at 55 % of its rate) say only that something went wrong: farther ones count as these. Without
+the cost model three times as far."""
+_MOST_SORTS = 32
+"""Values of a dimension without order; more of them are neighbours of none."""
+_NEGLIGIBLE = 1e-3
+_JITTER = 1e-8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Belief:
+    """One way in which rates may come about."""
+
+    trusts: bool
+    """The cost model is right but for errors of its constants."""
+    shared_sd: float
+    """Of log rates, what neighbours have in common beside that."""
+    own_sd: float
+    """What every config has for itself: no other tells of it."""
+    weight: float
+    """Probability before anything is measured."""
+
+
+def beliefs(*, expects: bool) -> list[Belief]:
+    """All that are weighed.
+
+    Args:
+        expects: There is a cost model.
+    """
+    doubt = _DOUBT if expects else 1.0
+    found = [
+        Belief(trusts=False, shared_sd=shared, own_sd=own, weight=doubt / len(_DOUBTING)) for shared, own in _DOUBTING
+    ]
+    if expects:
+        found += [
+            Belief(trusts=True, shared_sd=shared, own_sd=own, weight=(1 - doubt) / len(_TRUSTING))
+            for shared, own in _TRUSTING
+        ]
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What ran, one element a config."""
+
+    where: Landscape
+    log_rate: Floats
+    """Of samples/s, or of another figure that is to be large."""
+    sd: Floats
+    """Of the logarithm, as another launch might show it."""
+
+    def __len__(self) -> int:
+        return len(self.log_rate)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What one belief says of configs that have not run: normal distributions of log rates."""
+
+    weight: float
+    """Probability of the belief, after what was measured."""
+    mean: Floats
+    sd: Floats
+
+
+def predict(measured: Measured, candidates: Landscape, among: Sequence[Belief]) -> list[Prediction]:
+    """What each belief that still counts says of `candidates`.
+
+    Args:
+        measured: At least one config.
+        candidates: Any configs.
+        among: What is weighed.
+    """
+    among_measured = alike(measured.where, measured.where)
+    fits = [_Fit.of(belief, measured, among_measured) for belief in among]
+    evidence = np.array([fit.log_evidence for fit in fits])
+    weights = np.exp(evidence - evidence.max())
+    weights /= weights.sum()
+    to_candidates = alike(measured.where, candidates)
+    return [
+        fit.prediction(measured, candidates, to_candidates, weight=float(weight))
+        for fit, weight in zip(fits, weights, strict=True)
+        if weight > _NEGLIGIBLE
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fit:
+    """One belief after what was measured."""
+
+    belief: Belief
+    log_evidence: float
+    centre: float
+    """Mean of the residuals."""
+    whitening: Floats
+    """Inverse of the Cholesky factor of the covariance of what was measured."""
+    whitened: Floats
+    """Residuals less their mean, times that."""
+
+    @classmethod
+    def of(cls, belief: Belief, measured: Measured, common: Floats) -> _Fit:
+        residuals = measured.log_rate - measured.where.log_rate if belief.trusts else measured.log_rate
+        lowest = np.median(residuals) - _SLOWEST * (1 if belief.trusts else 3)
+        residuals = np.maximum(residuals, lowest)
+        centre = float(residuals.mean())
+        features = _features(measured.where, measured.where, belief)
+        noise = belief.own_sd**2 + measured.sd**2 + _JITTER
+        covariance = belief.shared_sd**2 * common + features @ features.T + np.diag(noise)
+        factor = np.linalg.cholesky(covariance)
+        whitening = np.linalg.inv(factor)
+        whitened = whitening @ (residuals - centre)
+        log_evidence = -0.5 * float(whitened @ whitened) - float(np.log(np.diag(factor)).sum()) + np.log(belief.weight)
+        return cls(belief=belief, log_evidence=log_evidence, centre=centre, whitening=whitening, whitened=whitened)
+
+    def prediction(self, measured: Measured, candidates: Landscape, common: Floats, *, weight: float) -> Prediction:
+        belief = self.belief
+        ours, theirs = (_features(where, measured.where, belief) for where in (measured.where, candidates))
+        shared = self.whitening @ (belief.shared_sd**2 * common + ours @ theirs.T)
+        variance = belief.shared_sd**2 + belief.own_sd**2 + (theirs**2).sum(axis=1) - (shared**2).sum(axis=0)
+        mean = self.centre + self.whitened @ shared
+        return Prediction(
+            weight=weight,
+            mean=mean + candidates.log_rate if belief.trusts else mean,
+            sd=np.sqrt(np.maximum(variance, _JITTER)),
+        )
+
+
+def _features(where: Landscape, measured: Landscape, belief: Belief) -> Floats:
+    """What log rates are linear in, each times the standard deviation of its coefficient; shape (configs, features)."""
+    constant = np.full((len(where), 1), _CONSTANT_SD)
+    if belief.trusts:
+        stretched = where.log_rate - measured.log_rate.mean()
+        return np.hstack([constant, _SHARE_SD * where.shares, _SCALE_SD * stretched[:, None]])
+    moved = where.numbers - measured.numbers.mean(axis=0)
+    return np.hstack([constant, _LINEAR_SD * moved, _LINEAR_SD * _indicators(where.sorts)])
+
+
+def _indicators(sorts: Places) -> Floats:
+    """A column for each value of each dimension without order: 1 where a config has it."""
+    columns = [sort == value for sort in sorts.T for value in range(_MOST_SORTS)]
+    return np.array(columns, dtype=np.float64).reshape(-1, len(sorts)).T

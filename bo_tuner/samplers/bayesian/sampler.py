@@ -1,0 +1,213 @@
+"""`BayesianSampler`: the config whose trial promises most, by what is expected of it and what was measured of others."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.special import log_ndtr
+
+from bo_tuner.config import TrainConfig
+from bo_tuner.models.choices import Flags, Floats, Problem
+from bo_tuner.open_candidates import OpenCandidates
+from bo_tuner.outcome import TrialResult
+from bo_tuner.samplers.base import CandidateSampler
+from bo_tuner.samplers.bayesian.acquisition import chance_of_gain, log_expected_improvement
+from bo_tuner.samplers.bayesian.feasibility import Ended, MemorySeen, chance_of_fitting, chance_of_running
+from bo_tuner.samplers.bayesian.landscape import Landscape, Map
+from bo_tuner.samplers.bayesian.regression import Measured, Prediction, beliefs, predict
+from bo_tuner.trial import TrialRecord
+
+__all__ = ["BayesianSampler"]
+
+_IN_EXPECTED_ORDER = 2
+"""Trials that go by the cost model alone, if there is one: with fewer, what is measured moves all expectations alike."""
+_USUAL_SD = 0.005
+"""Of a measured log rate, where its interval is not known; and at least so much."""
+_MOST_SD = 0.3
+_COST_POWER = 0.3
+"""What the seconds of a trial count against what it promises, at first; ..."""
+_COOLING = 0.8
+"""... after each trial so many times as much (Lee et al., arXiv 2003.10870, section 4)."""
+_START_UP_S = 20.0
+"""Of a trial, until one has told."""
+_USUAL_STEPS = 8
+_FEWEST_TO_STOP = 4
+"""Trials that ran, before it may be said that nothing better is left."""
+
+
+class BayesianSampler(CandidateSampler):
+    """The first trials in expected order, later ones by expected improvement, each weighed by its chance to run, and by its cost.
+
+    Where nothing is expected, those that most likely fit come first, until one runs.
+
+    What is in flight counts as if it gave what is expected of it (the kriging believer of Ginsbourger et al., 2010), so that others look
+    elsewhere; what was ended early, as far below its bound as that says.
+    """
+
+    def __init__(self, candidates: OpenCandidates, *, seed: int, problem: Problem | None = None) -> None:
+        """Choose among `candidates`.
+
+        Args:
+            candidates: What may run.
+            seed: Decides between equals.
+            problem: What the cost and memory models expect something of; None where they do not know the space.
+        """
+        super().__init__(candidates, seed=seed)
+        self._limit_bytes = float(candidates.limit_bytes)
+        self._map = Map(candidates.all, problem, n_ranks=candidates.n_ranks)
+        self._beliefs = beliefs(expects=self._map.expects)
+
+    def choose(self, records: Sequence[TrialRecord], candidates: Sequence[TrainConfig]) -> TrainConfig:
+        """The one that promises most."""
+        known = _Known.of(records, self._map)
+        there = self._map.of(candidates)
+        score = np.log(self._runs(known, there)) + self._promise(known, there)
+        ties = np.flatnonzero(score >= score.max() - 1e-9)
+        return candidates[random.Random(f"{self._seed}/{len(records)}").choice(ties.tolist())]
+
+    def chance_of_gain(self, records: Sequence[TrialRecord], min_gain: float) -> float | None:
+        """Probability that any open candidate is faster than the best by more than `min_gain`."""
+        standing = self._candidates.standing(records)
+        known = _Known.of(standing, self._map)
+        candidates = self._candidates.open(records)
+        if not candidates or len(known.measured) < _FEWEST_TO_STOP:
+            return None
+        there = self._map.of(candidates)
+        level = known.best + math.log1p(min_gain)
+        return chance_of_gain(self._predictions(known, there), self._runs(known, there), level)
+
+    def _promise(self, known: _Known, there: Landscape) -> Floats:
+        """Logarithm of what a trial may gain over what it costs."""
+        n = known.n_trials
+        if not len(known.measured) or (self._map.expects and n < _IN_EXPECTED_ORDER):
+            return there.log_rate
+        gain = log_expected_improvement(self._predictions(known, there), known.best)
+        if not self._map.expects:
+            return gain
+        return gain - _COST_POWER * _COOLING**n * np.log(known.start_up_s + _USUAL_STEPS * there.step_s)
+
+    def _predictions(self, known: _Known, there: Landscape) -> list[Prediction]:
+        """Of log rates, once something is measured."""
+        measured = known.measured
+        unsure = known.unsure
+        if len(unsure.where):
+            measured = _with(measured, unsure, predict(measured, unsure.where, self._beliefs))
+        return predict(measured, there, self._beliefs)
+
+    def _runs(self, known: _Known, there: Landscape) -> Floats:
+        """Probability of each candidate to run to its end."""
+        fits, here = (
+            chance_of_fitting(known.memory, where, limit_bytes=self._limit_bytes, expects=self._map.expects)
+            for where in (there, known.where)
+        )
+        blamed = np.where(known.ran, 0.0, np.where(known.is_memory, here, 1.0))
+        runs = fits * chance_of_running(Ended(where=known.where, blamed=blamed, ran=known.ran), there)
+        return np.maximum(runs, 1e-12)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Unsure:
+    """Configs whose rate is not known, only perhaps that it is below some bound; one element each."""
+
+    where: Landscape
+    log_bound: Floats
+    """Infinite where nothing is known, as of a trial that runs now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """What the trials of a study say, as arrays."""
+
+    n_trials: int
+    measured: Measured
+    unsure: _Unsure
+    where: Landscape
+    """Of trials that ended."""
+    ran: Flags
+    is_memory: Flags
+    """Memory ended it."""
+    memory: MemorySeen
+    start_up_s: float
+    """Of a trial, in the median."""
+
+    @property
+    def best(self) -> float:
+        """Highest log rate."""
+        return float(self.measured.log_rate.max())
+
+    @classmethod
+    def of(cls, records: Sequence[TrialRecord], where: Map) -> _Known:
+        complete = [record for record in records if record.standing_samples_per_s is not None]
+        bounds = [(record, bound) for record in records if (bound := _bound(record)) is not None]
+        ended = [(record, record.result) for record in records if record.result is not None]
+        told = [(record, result) for record, result in ended if record.has_run or result.outcome.is_memory]
+        return cls(
+            n_trials=len(records),
+            measured=Measured(
+                where=where.of([record.config for record in complete]),
+                log_rate=np.log([record.standing_samples_per_s or 1.0 for record in complete]),
+                sd=np.array([_sd(record) for record in complete]),
+            ),
+            unsure=_Unsure(
+                where=where.of([record.config for record, _ in bounds]),
+                log_bound=np.array([math.log(bound) for _, bound in bounds]),
+            ),
+            where=where.of([record.config for record, _ in ended]),
+            ran=np.array([record.has_run for record, _ in ended], dtype=bool),
+            is_memory=np.array([result.outcome.is_memory for _, result in ended], dtype=bool),
+            memory=MemorySeen(
+                where=where.of([record.config for record, _ in told]),
+                fitted=np.array([record.has_run for record, _ in told], dtype=bool),
+                peak_bytes=np.array([record.peak_memory_bytes or math.nan for record, _ in told]),
+                limit_bytes=np.array([result.limit_bytes or math.inf for _, result in told]),
+            ),
+            start_up_s=statistics.median(
+                [_start_up_s(result) for _, result in ended if result.measurement] or [_START_UP_S]
+            ),
+        )
+
+
+def _bound(record: TrialRecord) -> float | None:
+    """What a config's rate is known to be below; infinite while it runs, None where it is measured or did not run."""
+    if record.result is None:
+        return math.inf
+    return record.result.bound_samples_per_s if record.has_run else None
+
+
+def _sd(record: TrialRecord) -> float:
+    """Of a measured log rate: a 95 % interval is 3.92 of them wide."""
+    assert record.result is not None and record.result.measurement is not None
+    low, high = record.result.measurement.samples_per_s_interval
+    if not 0 < low <= high < math.inf:
+        return _MOST_SD
+    return min(max(math.log(high / low) / 3.92, _USUAL_SD), _MOST_SD)
+
+
+def _start_up_s(result: TrialResult) -> float:
+    """Seconds of a trial beside its steps."""
+    assert result.measurement is not None
+    n_steps = len(result.measurement.slowest_s) + result.measurement.n_warmup
+    return max(result.wall_s - n_steps * result.measurement.step_time_s, 0.1)
+
+
+def _with(measured: Measured, unsure: _Unsure, predictions: Sequence[Prediction]) -> Measured:
+    """What is measured, and the unsure as far as they are known: mean and standard deviation of what is predicted of them below their bound
+    (of a normal distribution cut off at z standard deviations: Greene, Econometric Analysis, theorem 19.2)."""
+    likeliest = max(predictions, key=lambda prediction: prediction.weight)
+    mean, sd = likeliest.mean, likeliest.sd
+    z = (unsure.log_bound - mean) / sd
+    is_cut = np.isfinite(z)
+    z = np.where(is_cut, z, 0.0)
+    ratio = np.where(is_cut, np.exp(-0.5 * z**2 - 0.5 * np.log(2 * np.pi) - log_ndtr(z)), 0.0)
+    left = np.sqrt(np.maximum(1 - ratio * (ratio + z), 1e-4))
+    return replace(
+        measured,
+        where=Landscape.together([measured.where, unsure.where]),
+        log_rate=np.concatenate([measured.log_rate, mean - sd * ratio]),
+        sd=np.concatenate([measured.sd, np.where(is_cut, sd * left, _USUAL_SD)]),
+    )
