@@ -76,7 +76,6 @@ class SimulatedObjective:
         *,
         seed: int = 0,
         settings: Simulation | None = None,
-        layer_costs: tuple[float, ...] = (),
     ) -> None:
         """Simulate `problem`.
 
@@ -84,12 +83,10 @@ class SimulatedObjective:
             problem: What is trained, and on what.
             seed: Of all that is made up.
             settings: How much of that; None for the usual.
-            layer_costs: What layers are dealt to pipeline stages by; none for their arithmetic.
         """
         self._problem = problem
         self._seed = seed
         self._settings = settings or Simulation()
-        self._layer_costs = layer_costs
         self._n_launches = Counter[tuple[TrainConfig, int]]()
 
     def __call__(self, config: TrainConfig, *, limits: TrialLimits, on_event: EventSink) -> TrialResult:
@@ -99,9 +96,9 @@ class SimulatedObjective:
         self._n_launches[config, limits.data_draw] += 1
         chance = random.Random(f"{self._seed}/{config.name}/{limits.data_draw}/{launch}")
         choice = Choices.of([config], problem.n_ranks)
-        step_s = float(times_of(problem, choice, layer_costs=self._layer_costs).total[0])
+        step_s = float(times_of(problem, choice).total[0])
         step_s *= self._bias(config, "time", settings.time_bias) * _spread(chance, settings.noise)
-        memory = float(memory_of(problem, choice, layer_costs=self._layer_costs).total[0])
+        memory = float(memory_of(problem, choice).total[0])
         needed = int(memory * self._bias(config, "memory", settings.memory_bias))
         if needed > min(problem.hardware.memory_bytes, limits.memory_bytes):
             return self._out_of_memory(needed, limits, settings.start_up_s + step_s)

@@ -48,11 +48,20 @@ class Problem:
     software: Software
     n_ranks: int
     """World size."""
+    layer_costs: tuple[float, ...] = ()
+    """What layers are dealt to pipeline stages by, in any unit, where it is known better than by their arithmetic."""
     constants: Constants = Constants()
 
     def __post_init__(self) -> None:
+        if self.layer_costs and len(self.layer_costs) != self.max_depth:
+            raise ConfigError(f"a cost must be told of each layer; got {len(self.layer_costs)} for {self.max_depth}")
         if self.n_ranks < 1 or self.node_size < 1:
             raise ConfigError(f"ranks must be at least 1; got {self.n_ranks} on nodes of {self.node_size}")
+
+    @property
+    def max_depth(self) -> int:
+        """Stages of the deepest pipeline that something can be expected of: a layer each."""
+        return len(self.profile.layers)
 
     @property
     def node_size(self) -> int:

@@ -40,7 +40,7 @@ class Times:
         return sum((getattr(self, part) for part in TIME_PARTS), np.zeros_like(self.compute))
 
 
-def times_of(problem: Problem, choices: Choices, *, layer_costs: tuple[float, ...] = ()) -> Times:
+def times_of(problem: Problem, choices: Choices) -> Times:
     """Predict the step time of `choices`.
 
     A step of a flushing pipeline takes (m - 1) times its slowest stage plus every stage once (with equal stages (m + d - 1) times one, as
@@ -53,9 +53,8 @@ def times_of(problem: Problem, choices: Choices, *, layer_costs: tuple[float, ..
     Args:
         problem: What is trained, and on what.
         choices: Depths that the model has layers for.
-        layer_costs: What layers are dealt to stages by, where it was measured.
     """
-    return Times(**by_depth(TIME_PARTS, _of_one_depth, problem, choices, layer_costs))
+    return Times(**by_depth(TIME_PARTS, _of_one_depth, problem, choices))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,16 +68,15 @@ class StageTimes:
     """One way between two stages."""
 
 
-def stage_times(problem: Problem, config: TrainConfig, *, layer_costs: tuple[float, ...] = ()) -> StageTimes:
+def stage_times(problem: Problem, config: TrainConfig) -> StageTimes:
     """What a simulation of one config's pipeline needs.
 
     Args:
         problem: What is trained, and on what.
         config: A depth that the model has layers for.
-        layer_costs: What layers are dealt to stages by, where it was measured.
     """
     choices = Choices.of([config], problem.n_ranks)
-    stages = stages_of(problem.profile, config.pipeline_depth, problem.software, layer_costs)
+    stages = stages_of(problem.profile, config.pipeline_depth, problem.software, problem.layer_costs)
     layers, _ = _layer_times(problem, choices, stages)
     passes = 3.0 + np.where(choices.recomputes[:, None], stages.repeated, 0.0)
     forward, both = ((layers / passes) @ stages.n_layers.T)[0], (layers @ stages.n_layers.T)[0]

@@ -39,7 +39,7 @@ class Memory:
         return sum((getattr(self, part) for part in MEMORY_PARTS), np.zeros_like(self.weights))
 
 
-def memory_of(problem: Problem, choices: Choices, *, layer_costs: tuple[float, ...] = ()) -> Memory:
+def memory_of(problem: Problem, choices: Choices) -> Memory:
     """Predict the memory of `choices`.
 
     Model states follow ZeRO (arXiv 1910.02054, section 3): 2 + 2 + 12 bytes a parameter in 16-bit training with Adam, 4 + 4 + 8 in fp32,
@@ -49,9 +49,8 @@ def memory_of(problem: Problem, choices: Choices, *, layer_costs: tuple[float, .
     Args:
         problem: What is trained, and on what.
         choices: Depths that the model has layers for.
-        layer_costs: What layers are dealt to stages by, where it was measured.
     """
-    return Memory(**by_depth(MEMORY_PARTS, _of_one_depth, problem, choices, layer_costs))
+    return Memory(**by_depth(MEMORY_PARTS, _of_one_depth, problem, choices))
 
 
 def _of_one_depth(problem: Problem, choices: Choices, stages: Stages) -> dict[str, Floats]:

@@ -55,7 +55,6 @@ def by_depth(
     expect: Callable[[Problem, Choices, Stages], dict[str, Floats]],
     problem: Problem,
     choices: Choices,
-    layer_costs: tuple[float, ...],
 ) -> dict[str, Floats]:
     """Put together what `expect` says of the configs of each depth, part by part.
 
@@ -64,12 +63,11 @@ def by_depth(
         expect: Told of configs of one depth, and its stages.
         problem: What is trained, and on what.
         choices: Depths that the model has layers for.
-        layer_costs: What layers are dealt to stages by, where it was measured.
     """
     found = {part: np.zeros(len(choices)) for part in parts}
     for depth in np.unique(choices.depth):
         chosen = choices.depth == depth
-        stages = stages_of(problem.profile, int(depth), problem.software, layer_costs)
+        stages = stages_of(problem.profile, int(depth), problem.software, problem.layer_costs)
         for part, values in expect(problem, choices.at(chosen), stages).items():
             found[part][chosen] = values
     return found

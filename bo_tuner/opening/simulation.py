@@ -54,7 +54,6 @@ class SimulatedOpening:
             self.problem,
             seed=self.wanted.seed,
             settings=self.settings,
-            layer_costs=workload.structure.layer_costs,
         )
 
     def start(self) -> None:
@@ -101,6 +100,7 @@ def open_simulation(options: TuneOptions) -> Generator[SimulatedOpening]:
                 hardware=hardware,
                 software=DEEPSPEED,
                 n_ranks=cluster.n_ranks,
+                layer_costs=workload.structure.layer_costs,
             ),
             settings=settings,
             wanted=Manifest(

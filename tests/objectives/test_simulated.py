@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -42,12 +43,12 @@ def test_layers_are_dealt_by_the_costs_that_are_given() -> None:
     piped, real = TrainConfig(pipeline_depth=2, grad_accum_steps=8), problem(software=DEEPSPEED)
     costs = (100.0, *[1.0] * (len(real.profile.layers) - 1))
     slow, even = (
-        SimulatedObjective(real, settings=QUIET, layer_costs=given)(
+        SimulatedObjective(replace(real, layer_costs=given), settings=QUIET)(
             piped, limits=TrialLimits(memory_bytes=80 * GIB), on_event=ignore_events
         ).samples_per_s
         for given in (costs, ())
     )
-    assert slow == pytest.approx(8 * 4 / times_of(real, choices(piped), layer_costs=costs).total[0])
+    assert slow == pytest.approx(8 * 4 / times_of(replace(real, layer_costs=costs), choices(piped)).total[0])
     assert slow != pytest.approx(even)
 
 
