@@ -108,15 +108,19 @@ class ModelProfile:
         return sum(layer.is_block for layer in self.layers)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data that JSON can hold."""
-        return asdict(self)
+        """Plain data that JSON can hold, in which layers that are alike stand once: models have hundreds, databases and messages limits."""
+        kinds = list(dict.fromkeys(self.layers))
+        return {
+            **asdict(self),
+            "layers": [kinds.index(layer) for layer in self.layers],
+            "kinds": [asdict(kind) for kind in kinds],
+        }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ModelProfile:
         """The inverse of `to_dict`."""
-        values: dict[str, Any] = {
-            **data,
-            "layers": tuple(LayerProfile.from_dict(layer) for layer in data["layers"]),
-            "ties": tuple(Tie(**tie) for tie in data["ties"]),
-        }
+        kinds = [LayerProfile.from_dict(kind) for kind in data["kinds"]]
+        values: dict[str, Any] = {name: value for name, value in data.items() if name != "kinds"}
+        values["layers"] = tuple(kinds[index] for index in data["layers"])
+        values["ties"] = tuple(Tie(**tie) for tie in data["ties"])
         return cls(**values)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from bo_tuner.errors import ConfigError, LaunchError, ModelError
-from bo_tuner.objectives.launch import ForkServer, last_words
+from bo_tuner.objectives.launch import ForkServer, RankGroup, last_words
 from bo_tuner.objectives.training.failures import ending_of
 from bo_tuner.objectives.training.sources import MODEL_FILE, JobSources
 from bo_tuner.profile import ModelProfile
@@ -21,6 +22,8 @@ Balance = Literal["time", "parameters"]
 
 _TARGET = "bo_tuner.objectives.training.look:look"
 _LONGEST_S = 600.0
+_LONGEST_TRACE_S = 60.0
+"""A model of a billion parameters takes seconds, since layers that are alike are traced no more than twice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +46,9 @@ class ModelFacts:
     is_bf16_supported: bool
     versions: Mapping[str, str]
     """Of python, torch, deepspeed, transformers, and cuda where there is one."""
-    profile: ModelProfile | None
+    profile: ModelProfile | None = None
     """What it costs, on samples like the first; None where none was asked for, or it cannot be traced without weights."""
-    unprofiled_because: str
+    unprofiled_because: str = ""
     """Why not; empty where there is a profile, or none was asked for."""
 
 
@@ -59,6 +62,7 @@ def model_facts(
     seq_len: int | None = None,
     longest_wait_s: float = 120.0,
     traces: bool = False,
+    longest_trace_s: float = _LONGEST_TRACE_S,
 ) -> ModelFacts:
     """Build the model of `workload` in a child of `server`, look at the user's data, and measure the layers.
 
@@ -73,7 +77,9 @@ def model_facts(
         seq_len: Tokens of a sample; None takes those of the user's data, or as many as is usual for a model from code. Of a
             Hugging Face config with synthetic samples, `workload` tells them.
         longest_wait_s: Seconds that the user's data may take to give a micro-batch.
-        traces: The model's profile is wanted, too: its forward is run on shapes alone, which takes seconds.
+        traces: The model's profile is wanted, too: its forward is run on shapes alone, which takes seconds. Whatever happens then
+            leaves the facts as they are.
+        longest_trace_s: That is given up on after this.
 
     Raises:
         ModelError: The model cannot be built or used, or the data cannot; the text says why.
@@ -101,25 +107,38 @@ def model_facts(
     log = server.run_dir / "facts.log"
     log.unlink(missing_ok=True)
     group = server.launch(_TARGET, spec=spec, environments=[{"LOCAL_RANK": "0"}], logs=[log])
-    answer: dict[str, Any] | None = None
-    patience_s = _LONGEST_S + longest_wait_s
-    deadline = time.monotonic() + patience_s
     try:
-        while answer is None and time.monotonic() < deadline:
-            answer = next((message for _, message in group.poll(0.1)), None)
-            if answer is None and group.is_gone:
-                break
-        is_late = not group.is_gone
+        answer = _answer(group, _LONGEST_S + longest_wait_s, f"{who} must be built, and the process that does it", log)
+        if "error" in answer:
+            raise ModelError(answer["error"])
+        facts = ModelFacts(**{**answer, "structure": ModelStructure.from_dict(answer["structure"])})
+        if not traces:
+            return facts
+        try:
+            traced = _answer(group, longest_trace_s, f"the process that traces {workload.model.name}", log)
+        except LaunchError as error:
+            traced = {"error": str(error)}
     finally:
         group.kill()
-    if answer is None:
-        code = group.exit_codes[0]
-        how = f"gave no answer for {patience_s:.0f} s" if is_late else ending_of(code)
-        raise LaunchError(f"{who} must be built, and the process that does it {how}{last_words(log)}")
-    if "error" in answer:
-        raise ModelError(answer["error"])
-    profile = answer["profile"] and ModelProfile.from_dict(answer["profile"])
-    return ModelFacts(**{**answer, "structure": ModelStructure.from_dict(answer["structure"]), "profile": profile})
+    if "error" in traced:
+        return replace(facts, unprofiled_because=traced["error"])
+    return replace(facts, profile=ModelProfile.from_dict(traced))
+
+
+def _answer(group: RankGroup, longest_s: float, who: str, log: Path) -> dict[str, Any]:
+    """The next message of the process.
+
+    Raises:
+        LaunchError: None came in time, or the process ended without; the text begins with `who`.
+    """
+    deadline = time.monotonic() + longest_s
+    while time.monotonic() < deadline:
+        was_gone = group.is_gone  # what it said before it ended may wait to be read
+        for _, message in group.poll(0.1):
+            return message
+        if was_gone:
+            raise LaunchError(f"{who} {ending_of(group.exit_codes[0])}{last_words(log)}")
+    raise LaunchError(f"{who} gave no answer for {longest_s:.0f} s{last_words(log)}")
 
 
 def check_precision(precision: str, facts: ModelFacts, *, device: str) -> None:

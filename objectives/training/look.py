@@ -24,7 +24,7 @@ _LONGEST_LOOK_S = 5.0
 
 def look(channel: Channel, rank: int, spec: Path) -> None:
     """Build the model that `spec` tells, look at its data, measure its layers, and send what was found, or one line with whose fault
-    it is.
+    it is; then, where that is wanted, trace it and send the profile in a message of its own: it may cost the process its life.
 
     Args:
         channel: To the supervisor.
@@ -34,9 +34,13 @@ def look(channel: Channel, rank: int, spec: Path) -> None:
     request = json.loads(spec.read_text(encoding="utf-8"))
     try:
         with _blamed_on(request["model_is"]):
-            channel.send(_facts(channel, request))
+            facts, model, batch = _facts(channel, request)
+            channel.send(facts)
     except _BlamedError as error:
         channel.send({"error": str(error)})
+        return
+    if request["traces"]:
+        channel.send(_profile(model, batch, request, facts["structure"]["whole_because"]))
 
 
 class _BlamedError(Exception):
@@ -59,7 +63,8 @@ def _blamed_on(culprit: str) -> Iterator[None]:
         raise _BlamedError(f"{culprit} must not raise, and raises {type(error).__name__}: {one_line(error)}") from error
 
 
-def _facts(channel: Channel, request: Mapping[str, Any]) -> dict[str, Any]:
+def _facts(channel: Channel, request: Mapping[str, Any]) -> tuple[dict[str, Any], Any, Any]:
+    """What is told, the model, and its first micro-batch."""
     from deepspeed.accelerator import get_accelerator
 
     from bo_tuner.objectives.training import job as training_job
@@ -99,15 +104,9 @@ def _facts(channel: Channel, request: Mapping[str, Any]) -> dict[str, Any]:
             check_seq_len(spec, n_tokens(batch))
     n_parameters = sum(parameter.numel() for parameter in model.parameters())
     n_trainable = sum(trainable) if sum(trainable) < n_parameters else None
-    structure = _structure(model, batch, request, n_trainable)
-    profile, unprofiled_because = None, ""
-    if request["traces"]:
-        profile, unprofiled_because = _profile(model, batch, request, structure.whole_because)
-    return {
+    facts = {
         "n_parameters": n_parameters,
-        "structure": asdict(structure),
-        "profile": profile,
-        "unprofiled_because": unprofiled_because,
+        "structure": asdict(_structure(model, batch, request, n_trainable)),
         "architecture": architecture if is_from_code else {},
         "digest": digest(model) if is_from_code else "",
         "data_seq_len": None if job["data"] is None else offered,
@@ -116,6 +115,7 @@ def _facts(channel: Channel, request: Mapping[str, Any]) -> dict[str, Any]:
         "is_bf16_supported": bool(get_accelerator().is_bf16_supported()),
         "versions": _versions(),
     }
+    return facts, model, batch
 
 
 def _versions() -> dict[str, str]:
@@ -214,22 +214,20 @@ def _structure(model: Any, batch: Any, request: Mapping[str, Any], n_trainable: 
     )
 
 
-def _profile(
-    model: Any, batch: Any, request: Mapping[str, Any], whole_because: str
-) -> tuple[dict[str, Any] | None, str]:
-    """The profile as plain data, or None and the reason."""
-    from bo_tuner.objectives.training.job import JobError
+def _profile(model: Any, batch: Any, request: Mapping[str, Any], whole_because: str) -> dict[str, Any]:
+    """The profile as plain data, or the reason why there is none."""
     from bo_tuner.objectives.training.profiles import profile_of
 
     try:
-        found = profile_of(
-            model,
-            batch,
-            name=request["name"],
-            precision=request["precision"],
-            device=request["device"],
-            whole_because=whole_because,
-        )
-    except (JobError, SystemExit) as error:
-        return None, str(error)
-    return found.to_dict(), ""
+        with _blamed_on(request["name"]):
+            found = profile_of(
+                model,
+                batch,
+                name=request["name"],
+                precision=request["precision"],
+                device=request["device"],
+                whole_because=whole_because,
+            )
+    except _BlamedError as error:
+        return {"error": str(error)}
+    return found.to_dict()

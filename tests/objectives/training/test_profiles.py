@@ -164,7 +164,13 @@ def test_a_family_is_cut_into_embedding_blocks_and_head_and_tells_the_weights_th
     (tie,) = found.ties
     assert (tie.first, tie.second, tie.n_parameters) == (0, 6, 500 * 64)
     assert (found.n_blocks, found.whole_because) == (5, "")
-    assert ModelProfile.from_dict(found.to_dict()) == found
+
+
+def test_a_profile_survives_json_and_layers_that_are_alike_are_told_once() -> None:
+    for found in (profile(GPT2), profile(LLAMA, whole_because="it is to stay whole")):
+        assert ModelProfile.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+    told = profile(GPT2).to_dict()
+    assert (len(told["layers"]), len(told["kinds"])) == (7, 4)
 
 
 class Adapted(nn.Module):
@@ -435,13 +441,13 @@ def test_a_model_that_cannot_be_built_is_named(own_file: Callable[[str], Path]) 
 
 
 @pytest.fixture
-def facts_of(own_file: Callable[[str], Path], server: ForkServer) -> Iterator[Callable[[str], Any]]:
+def facts_of(own_file: Callable[[str], Path], server: ForkServer) -> Iterator[Callable[..., Any]]:
     """`facts_of(code)`: what is found of the function `model` in it."""
 
-    def look(code: str) -> Any:
+    def look(code: str, **options: Any) -> Any:
         file = own_file(code)
         workload = Workload(model=model_spec(f"{file}:model"), n_parameters=0, seq_len=1, data=f"{file}:data")
-        return model_facts(workload, server, traces=True)
+        return model_facts(workload, server, traces=True, **options)
 
     yield look
 
@@ -463,7 +469,39 @@ class Reading(Net):
 def model(): return Reading()
 """)
     assert found.profile is None
-    assert found.unprofiled_because.startswith("Reading must run where weights have shapes and no values, and raises ")
+    assert found.unprofiled_because.startswith(
+        "own-model: Reading must run where weights have shapes and no values, and raises "
+    )
+
+
+ON_META = """
+import os, time
+
+class Breaking(Net):
+    def forward(self, inputs, labels):
+        if inputs.device.type == "meta" or self.layer.weight.device.type == "meta":
+            {does}
+        return super().forward(inputs, labels)
+
+def model(): return Breaking()
+"""
+
+
+@pytest.mark.parametrize(
+    ("does", "told"),
+    [
+        ("os._exit(3)", "the process that traces own-model ended with exit code 3 and said nothing"),
+        ("os.kill(os.getpid(), 11)", "the process that traces own-model was ended by SIGSEGV"),
+        ("time.sleep(60)", "the process that traces own-model gave no answer for 2 s"),
+        ("raise SystemExit(4)", "own-model must not raise, and raises SystemExit: 4"),
+    ],
+)
+def test_a_model_that_breaks_while_it_is_traced_keeps_its_facts(
+    facts_of: Callable[..., Any], does: str, told: str
+) -> None:
+    found = facts_of(ON_META.format(does=does), longest_trace_s=2.0)
+    assert (found.profile, found.unprofiled_because) == (None, told)
+    assert found.n_parameters == 4 * 4 + 4
 
 
 def test_a_stack_is_profiled_as_the_family_is_that_it_was_made_of() -> None:
