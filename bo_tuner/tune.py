@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from bo_tuner.cluster import Cluster, MemoryLimit
 from bo_tuner.config import TrainConfig
 from bo_tuner.engine import Engine, Progress, StopReason
 from bo_tuner.errors import StoreError
+from bo_tuner.models.outlook import outlook
 from bo_tuner.objectives.simulated import Simulation
 from bo_tuner.objectives.training import DeepSpeedBackEnd, deepspeed_config
 from bo_tuner.open_candidates import OpenCandidates
@@ -294,9 +296,17 @@ def _driven(opening: StudyOpening, options: TuneOptions, budget: Budget, started
         flush=True,
     )
     with store.drive(n_ranks=cluster.n_ranks, budget=str(budget), since=started):
+        records, problem = store.records(), None
+        if candidates.open(records) and not budget.is_used_up(store.spent(records)):
+            opening.start()
+            problem = opening.problem(manifest)
+        if problem is not None:
+            longest_step_s = math.inf if manifest.space.batch_rule.kind == "fixed" else opening.longest_step_s
+            line = outlook(problem, configs, limit_bytes=opening.memory_bytes, longest_step_s=longest_step_s)
+            print(line, file=sys.stderr, flush=True)
         engine = Engine(
             store=store,
-            sampler=make_sampler(options.sampler, candidates, seed=options.seed),
+            sampler=make_sampler(options.sampler, candidates, seed=options.seed, problem=problem),
             candidates=candidates,
             objective=opening.objective(manifest.workload, log_dir=store.folder / "logs"),
             budget=budget,
@@ -309,9 +319,6 @@ def _driven(opening: StudyOpening, options: TuneOptions, budget: Budget, started
             progress=progress,
             confirms=options.confirm and origin.can_confirm,
         )
-        records = store.records()
-        if candidates.open(records) and not budget.is_used_up(store.spent(records)):
-            opening.start()
         stop_reason = engine.run()
         store.note_stop(str(budget), stop_reason.value)
         store.write_note()

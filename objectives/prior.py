@@ -56,12 +56,12 @@ def problem_of(
     """
     cluster, note = cluster_of(table)
     if not table.shape:
-        return None, _and(note, f"no prior: no models.csv beside the table has the shape of {table.model}")
+        return None, _and(note, f"no expectation: no models.csv beside the table has the shape of {table.model}")
     try:
         profile = _profile(table)
         hardware = hardware_of(cluster, cluster.usual_precision, reached)
     except (BoTunerError, KeyError, ValueError) as error:
-        return None, _and(note, f"no prior: {error}")
+        return None, _and(note, f"no expectation: {error}")
     software = software or framework_of(table.data_set)
     if table.shape.get("grad_dtype_bytes"):
         software = replace(software, gradient_bytes=int(table.shape["grad_dtype_bytes"]))

@@ -20,6 +20,7 @@ from bo_tuner.errors import StoreError
 from bo_tuner.hardware import Hardware
 from bo_tuner.origin import REAL, Origin
 from bo_tuner.outcome import Outcome, TrialResult
+from bo_tuner.profile import ModelProfile
 from bo_tuner.storage.lease import Lease, is_alive
 from bo_tuner.storage.location import Location, storage_answers
 from bo_tuner.storage.manifest import Manifest
@@ -40,6 +41,7 @@ _LEASE_KEY = "lease"
 _STOP_KEY = "stop"
 _LIMIT_KEY = "memory_limit_bytes"
 _CALIBRATION_KEY = "calibration"
+_PROFILE_KEY = "profile"
 _CHECKS_KEY = "checks:"
 """Followed by a trial's number: the runs of its config after it was told, when it takes no more attributes."""
 _CONSTRAINT = "memory"
@@ -365,6 +367,15 @@ class StudyStore:
         """What `note_calibration` kept last; None before that."""
         stored = self._user_attrs().get(_CALIBRATION_KEY)
         return None if stored is None else Hardware.from_dict(stored)
+
+    def note_profile(self, found: ModelProfile | str) -> None:
+        """Keep what the model costs, or why nobody knows; a resume reads it instead of tracing again, and never compares it."""
+        self._set_attr(_PROFILE_KEY, found if isinstance(found, str) else found.to_dict())
+
+    def profile(self) -> ModelProfile | str | None:
+        """What `note_profile` kept last; None before that."""
+        stored = self._user_attrs().get(_PROFILE_KEY)
+        return stored if stored is None or isinstance(stored, str) else ModelProfile.from_dict(stored)
 
     def last_stop(self) -> dict[str, str]:
         """`budget` and `reason` of the last run; nothing before the first."""

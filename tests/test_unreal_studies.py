@@ -102,7 +102,7 @@ def test_mixed_devices_and_unknown_models_stop_no_replay_and_are_told_in_a_line(
     told = capsys.readouterr().err.splitlines()
     (line,) = [line for line in told if "slowest" in line]
     assert "every figure is that of the slowest of T4 and V100-32GB" in line
-    assert "no prior: no models.csv beside the table has the shape of nobody-knows" in line
+    assert "no expectation: no models.csv beside the table has the shape of nobody-knows" in line
 
 
 def test_a_device_that_nobody_knows_stops_no_replay(
@@ -113,7 +113,7 @@ def test_a_device_that_nobody_knows_stops_no_replay(
     result = replay("known", table=table)
     assert result.best is not None and result.best.config.micro_batch_size == 8
     told = [line for line in capsys.readouterr().err.splitlines() if "Abacus" in line]
-    assert any("no figures are known of 'Abacus-9000'" in line and "no prior" in line for line in told), told
+    assert any("no figures are known of 'Abacus-9000'" in line and "no expectation" in line for line in told), told
 
 
 def test_what_completed_in_a_table_fits_though_it_took_more_than_the_device_is_sold_with(

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from bo_tuner.budget import Budget
 from bo_tuner.errors import ConfigError
+from bo_tuner.models.choices import Problem
 from bo_tuner.objectives import Objective
 from bo_tuner.storage import Manifest, StudyStore
 from bo_tuner.text import count, gib, millions
@@ -57,6 +58,10 @@ class StudyOpening(Protocol):
 
     def start(self) -> None:
         """Make ready for trials that are about to run."""
+        ...
+
+    def problem(self, manifest: Manifest) -> Problem | None:
+        """What the models need to expect something of this study's configs; None where nothing can be expected, once it is said why."""
         ...
 
 

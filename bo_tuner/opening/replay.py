@@ -8,11 +8,7 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
-import numpy as np
-
-from bo_tuner.models.choices import Choices
-from bo_tuner.models.cost import times_of
-from bo_tuner.models.memory import memory_of
+from bo_tuner.models.choices import Problem
 from bo_tuner.objectives.prior import cluster_of, problem_of
 from bo_tuner.objectives.replay import ReplayObjective
 from bo_tuner.objectives.table import MeasuredTable
@@ -21,7 +17,6 @@ from bo_tuner.opening.options import TuneOptions
 from bo_tuner.origin import Origin
 from bo_tuner.space import SearchSpace
 from bo_tuner.storage import Location, Manifest, StudyStore
-from bo_tuner.text import count, rate
 from bo_tuner.workload import UNKNOWN_LENGTH, ModelSpec, Workload
 
 __all__ = ["ReplayOpening", "open_replay"]
@@ -36,6 +31,8 @@ class ReplayOpening:
     store: StudyStore
     memory_bytes: int
     """Of a device, or what the table has seen used where that is more: what completed there fits."""
+    expected: Problem | None
+    """What its model and devices let expect; None where they are not known, as the notes tell."""
     notes: tuple[str, ...]
     longest_step_s: float = inf
     """Nobody waits for a step."""
@@ -51,6 +48,10 @@ class ReplayOpening:
     def start(self) -> None:
         """Nothing is to be started."""
 
+    def problem(self, manifest: Manifest) -> Problem | None:
+        """That of the table, before anything in it is looked up."""
+        return self.expected
+
 
 @contextlib.contextmanager
 def open_replay(options: TuneOptions) -> Generator[ReplayOpening]:
@@ -64,6 +65,7 @@ def open_replay(options: TuneOptions) -> Generator[ReplayOpening]:
     path = Path(options.replay)
     table = MeasuredTable.read(path, options.group)
     cluster, _ = cluster_of(table)
+    problem, note = problem_of(table)
     peaks = [run.memory_bytes for run in table.runs if run.is_complete and run.memory_bytes]
     wanted = Manifest(
         workload=Workload(
@@ -89,27 +91,6 @@ def open_replay(options: TuneOptions) -> Generator[ReplayOpening]:
         wanted=wanted,
         store=StudyStore(location, options.study or f"{table.name}_replayed"),
         memory_bytes=max([cluster.memory_bytes, *peaks]),
-        notes=(*table.notes, *_expected(table)),
+        expected=problem,
+        notes=(*table.notes, *([note] if note else [])),
     )
-
-
-def _expected(table: MeasuredTable) -> list[str]:
-    """What the cost model thinks of the table before anything is looked up, or why it thinks nothing; and what was supposed."""
-    problem, note = problem_of(table)
-    notes = [note] if note else []
-    if problem is None:
-        return notes
-    configs = [config for config in table.configs if config.pipeline_depth <= problem.profile.n_blocks]
-    if not configs:
-        return [
-            *notes,
-            f"no prior: no config of the table fits the {count(problem.profile.n_blocks, 'block')} of {table.model}",
-        ]
-    choices = Choices.of(configs, problem.n_ranks)
-    rates = choices.global_batch / times_of(problem, choices).total
-    fits = memory_of(problem, choices).total <= problem.hardware.memory_bytes
-    best = int(np.argmax(np.where(fits, rates, 0.0)))
-    if not fits[best]:
-        return [*notes, "the cost model expects that nothing fits"]
-    expected = rate(float(rates[best])).removesuffix("/s")
-    return [*notes, f"the cost model expects most of {configs[best].name}: {expected} samples/s"]

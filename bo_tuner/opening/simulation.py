@@ -31,7 +31,7 @@ __all__ = ["SimulatedOpening", "open_simulation"]
 class SimulatedOpening:
     """Opens a study of simulated trials. Implements `StudyOpening`."""
 
-    problem: Problem
+    simulated: Problem
     settings: Simulation
     wanted: Manifest
     store: StudyStore
@@ -51,13 +51,17 @@ class SimulatedOpening:
     def objective(self, workload: Workload, *, log_dir: Path) -> SimulatedObjective:
         """What simulates."""
         return SimulatedObjective(
-            self.problem,
+            self.simulated,
             seed=self.wanted.seed,
             settings=self.settings,
         )
 
     def start(self) -> None:
         """Nothing is to be started."""
+
+    def problem(self, manifest: Manifest) -> Problem:
+        """What is simulated: without its noise, the expectations come true."""
+        return self.simulated
 
 
 @contextlib.contextmanager
@@ -95,7 +99,7 @@ def open_simulation(options: TuneOptions) -> Generator[SimulatedOpening]:
         space.candidates(cluster, DeepSpeedBackEnd())  # only pipelines may have met the batch
         where = cluster.label if described is None else "".join(described.split())
         yield SimulatedOpening(
-            problem=Problem(
+            simulated=Problem(
                 profile=found.profile,
                 hardware=hardware,
                 software=DEEPSPEED,

@@ -11,8 +11,12 @@ from typing import Any
 
 from bo_tuner.cluster import Cluster
 from bo_tuner.config import TrainConfig
-from bo_tuner.errors import ModelError
+from bo_tuner.errors import ConfigError, LaunchError, ModelError
+from bo_tuner.hardware import Hardware
+from bo_tuner.models.choices import Problem
+from bo_tuner.models.software import DEEPSPEED
 from bo_tuner.objectives import ignore_events
+from bo_tuner.objectives.calibration import calibrate
 from bo_tuner.objectives.launch import ForkServer
 from bo_tuner.objectives.memory import Baseline
 from bo_tuner.objectives.training import (
@@ -28,6 +32,7 @@ from bo_tuner.opening.base import check_depth, own_versions
 from bo_tuner.opening.options import TuneOptions
 from bo_tuner.opening.users_code import hand_over, keep_pickles
 from bo_tuner.outcome import TrialLimits
+from bo_tuner.profile import ModelProfile
 from bo_tuner.space import default_config, lightest
 from bo_tuner.storage import Location, Manifest, StudyStore
 from bo_tuner.workload import OPTIMIZERS, Workload
@@ -82,7 +87,7 @@ class Opening:
             stored.check_same(wanted, study_name=self.store.name)
             keep_pickles(self._sources(stored.workload), self.store)
             return stored
-        facts = self._facts()
+        facts = self._facts(traces=True)
         check_precision(self.wanted.workload.precision, facts, device=self.wanted.cluster.device)
         manifest = self._with(facts)
         check_depth(self.max_depth, manifest.workload)
@@ -92,6 +97,7 @@ class Opening:
             self._probe(manifest.workload, candidates)
         created = self.store.create(manifest)
         keep_pickles(self._sources(manifest.workload), self.store)
+        self.store.note_profile(facts.profile or facts.unprofiled_because)
         return created
 
     def objective(self, workload: Workload, *, log_dir: Path) -> TrainingObjective:
@@ -115,10 +121,47 @@ class Opening:
             print(f"starting the training processes{once} ...", file=sys.stderr, flush=True)
             self.server.start()
 
+    def problem(self, manifest: Manifest) -> Problem | None:
+        """The model and this machine. What the study does not keep yet is traced and measured now, in some seconds, and kept."""
+        workload = manifest.workload
+        try:
+            return Problem(
+                profile=self._profile(workload),
+                hardware=self._hardware(workload),
+                software=DEEPSPEED,
+                n_ranks=manifest.cluster.n_ranks,
+                layer_costs=workload.structure.layer_costs,
+            )
+        except (ConfigError, LaunchError) as error:
+            print(f"no expectation: {error}", file=sys.stderr, flush=True)
+            return None
+
+    def _profile(self, workload: Workload) -> ModelProfile:
+        """Raises a ModelError where there is none, or only one of the whole of a model whose layers are dealt to stages."""
+        found = self.store.profile()
+        if found is None:  # the process that wrote the study died, or did not know of profiles
+            facts = self._facts(traces=True)
+            found = facts.profile or facts.unprofiled_because
+            self.store.note_profile(found)
+        if isinstance(found, str):
+            raise ModelError(found)
+        if found.whole_because and not workload.structure.whole_because:
+            raise ModelError(found.whole_because)
+        return found
+
+    def _hardware(self, workload: Workload) -> Hardware:
+        found = self.store.calibration()
+        if found is None:
+            cluster = self.wanted.cluster
+            print("measuring how fast this machine is ...", file=sys.stderr, flush=True)
+            found = calibrate(self.server, cluster, precision=workload.precision).hardware(cluster)
+            self.store.note_calibration(found)
+        return found
+
     def _sources(self, workload: Workload) -> JobSources:
         return JobSources.of(workload, self.server.run_dir)
 
-    def _facts(self) -> ModelFacts:
+    def _facts(self, *, traces: bool = False) -> ModelFacts:
         workload, cluster = self.wanted.workload, self.wanted.cluster
         self.start()
         print(f"building {workload.model.name} once, to look at it ...", file=sys.stderr, flush=True)
@@ -130,6 +173,7 @@ class Opening:
             balance=self.balance,
             seq_len=self.seq_len,
             longest_wait_s=self.data_timeout_s,
+            traces=traces,
         )
 
     def _with(self, facts: ModelFacts) -> Manifest:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bo_tuner.errors import ConfigError
+from bo_tuner.models.choices import Problem
 from bo_tuner.open_candidates import OpenCandidates
 from bo_tuner.samplers.base import CandidateSampler
 from bo_tuner.samplers.plain import GridSampler, RandomSampler
@@ -14,18 +15,18 @@ from bo_tuner.text import did_you_mean
 __all__ = ["SAMPLERS", "make_sampler"]
 
 
-def _tpe(candidates: OpenCandidates, seed: int) -> CandidateSampler:
+def _tpe(candidates: OpenCandidates, seed: int, problem: Problem | None) -> CandidateSampler:
     import optuna
 
     return ShadowSampler(candidates, seed=seed, make=lambda ask_seed: optuna.samplers.TPESampler(seed=ask_seed))
 
 
-SAMPLERS: dict[str, Callable[[OpenCandidates, int], CandidateSampler]] = {
+SAMPLERS: dict[str, Callable[[OpenCandidates, int, Problem | None], CandidateSampler]] = {
     "tpe": _tpe,
-    "random": lambda candidates, seed: RandomSampler(candidates, seed=seed),
-    "grid": lambda candidates, seed: GridSampler(candidates, seed=seed),
+    "random": lambda candidates, seed, _: RandomSampler(candidates, seed=seed),
+    "grid": lambda candidates, seed, _: GridSampler(candidates, seed=seed),
 }
-"""Name -> factory(candidates, seed)."""
+"""Name -> factory(candidates, seed, problem)."""
 
 
 def check_sampler_name(name: str) -> None:
@@ -38,11 +39,19 @@ def check_sampler_name(name: str) -> None:
         raise ConfigError(f"--sampler must be one of {', '.join(SAMPLERS)}; got {name!r}{did_you_mean(name, SAMPLERS)}")
 
 
-def make_sampler(name: str, candidates: OpenCandidates, *, seed: int) -> CandidateSampler:
+def make_sampler(
+    name: str, candidates: OpenCandidates, *, seed: int, problem: Problem | None = None
+) -> CandidateSampler:
     """The sampler called `name`.
+
+    Args:
+        name: One of `SAMPLERS`.
+        candidates: What it chooses among.
+        seed: Of its random choices.
+        problem: What the models need to expect something of candidates; None where nothing can be expected.
 
     Raises:
         ConfigError: There is none.
     """
     check_sampler_name(name)
-    return SAMPLERS[name](candidates, seed)
+    return SAMPLERS[name](candidates, seed, problem)
