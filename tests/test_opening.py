@@ -13,6 +13,7 @@ from bo_tuner.budget import Budget
 from bo_tuner.cluster import Cluster
 from bo_tuner.config import TrainConfig
 from bo_tuner.errors import ConfigError, ModelError, StudyMismatchError
+from bo_tuner.models.software import DEEPSPEED
 from bo_tuner.objectives import ignore_events
 from bo_tuner.objectives.launch import ForkServer
 from bo_tuner.objectives.memory import Baseline
@@ -20,9 +21,11 @@ from bo_tuner.objectives.training import DeepSpeedBackEnd
 from bo_tuner.objectives.training.sources import model_spec, named
 from bo_tuner.opening import Opening, introduction
 from bo_tuner.outcome import Outcome, TrialLimits
+from bo_tuner.profile import ModelProfile
 from bo_tuner.space import BatchRule, SearchSpace
 from bo_tuner.storage import Location, Manifest, StudyStore
 from bo_tuner.workload import Workload
+from tests.models.gpt import DEVICE
 
 ROOMY = 4 * 2**30
 SPACE = SearchSpace(max_micro_batch=2, max_grad_accum=2, pipeline_depths=(1, 2), recompute=(False, True))
@@ -280,6 +283,71 @@ def sentences(seq_len):
     assert (manifest.workload.model.name, manifest.workload.model.source) == ("bert-tiny", "config")
     assert (manifest.workload.seq_len, manifest.workload.data_seq_len) == (9, 512)
     assert opened(code, model="bert-tiny", data="sentences").open() == manifest
+
+
+def test_model_and_machine_are_known_before_the_first_trial_and_kept_for_the_next_run(
+    opened: Opened, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opening = opened(CHAIN, model="chain")
+    manifest = opening.open()
+    problem = opening.problem(manifest)
+    assert problem is not None
+    assert (problem.n_ranks, problem.hardware.source, problem.software) == (2, "measured here", DEEPSPEED)
+    assert [layer.n_parameters for layer in problem.profile.layers] == [4 * 8 + 8, 8 * 8 + 8, 8 * 4 + 4]
+    assert problem.layer_costs == manifest.workload.structure.layer_costs
+    assert "measuring how fast this machine is ..." in capsys.readouterr().err
+    again = opened(CHAIN, model="chain")
+    assert again.problem(again.open()) == problem, "two measurements are never the same"
+    assert "measuring" not in capsys.readouterr().err
+
+
+def test_a_study_that_keeps_neither_finds_both_out(
+    opened: Opened, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opening = opened(CHAIN, model="chain")
+    manifest = opening.open()
+    store = StudyStore(Location(folder=tmp_path / "studies"), "other")
+    store.create(manifest)
+    store.note_calibration(DEVICE)
+    problem = replace(opening, store=store).problem(manifest)
+    assert problem is not None
+    assert (problem.profile, problem.hardware) == (opening.store.profile(), DEVICE)
+    assert store.profile() == problem.profile
+    assert capsys.readouterr().err.count("building own-chain once, to look at it ...") == 2
+
+
+def test_a_model_that_breaks_while_it_is_traced_is_searched_without_expectation(
+    opened: Opened, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = forward("import os; self.layer.weight.is_meta and os._exit(3); return super().forward(inputs, labels)")
+    told = "no expectation: the process that traces own-model ended with exit code 3 and said nothing\n"
+    for _ in range(2):
+        opening = opened(code, model="model")
+        assert opening.problem(opening.open()) is None
+        talk = capsys.readouterr().err
+        assert talk.endswith(told)
+        assert "measuring" not in talk
+    assert opening.store.calibration() is None
+
+
+def test_layers_that_cannot_be_traced_one_by_one_leave_no_expectation(
+    opened: Opened, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opening = opened(CHAIN, model="chain")
+    manifest = opening.open()
+    found = opening.store.profile()
+    assert isinstance(found, ModelProfile)
+    opening.store.note_profile(replace(found, layers=found.layers[:1], whole_because="layer 1 (Linear) looks back"))
+    assert opening.problem(manifest) is None
+    assert capsys.readouterr().err.endswith("no expectation: layer 1 (Linear) looks back\n")
+
+
+def test_a_machine_that_cannot_be_measured_leaves_no_expectation(
+    opened: Opened, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opening = opened(model="bert-tiny", data=None, on=replace(cluster, n_ranks=252))
+    assert opening.problem(opening.open()) is None
+    assert capsys.readouterr().err.endswith("no expectation: one machine runs at most 250 ranks; got 252\n")
 
 
 def told(opening: Opening) -> list[str]:

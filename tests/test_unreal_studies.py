@@ -93,6 +93,8 @@ def test_a_replay_is_named_and_described_by_its_table(replay: Replay, capsys: py
     first, *told = capsys.readouterr().err.splitlines()
     assert first.startswith("REPLAYED: nothing was run here; all figures are those of group known of /")
     assert any(line.startswith("the cost model expects most of z1_gas1_mbs8: ") for line in told), told
+    replay("known")
+    assert "the cost model" not in capsys.readouterr().err, "nothing is left to run"
 
 
 def test_mixed_devices_and_unknown_models_stop_no_replay_and_are_told_in_a_line(
@@ -209,7 +211,9 @@ def test_what_only_the_table_could_run_is_not_handed_over(replay: Replay, tmp_pa
 
 def test_a_simulated_cluster_is_tuned_and_a_seed_repeats_it(capsys: pytest.CaptureFixture[str]) -> None:
     first = simulate(study="first", seed=3)
-    assert capsys.readouterr().err.startswith("SIMULATED: nothing was run, nothing was measured; ")
+    told = capsys.readouterr().err
+    assert told.startswith("SIMULATED: nothing was run, nothing was measured; ")
+    assert "\nthe cost model expects most of z" in told
     assert first.best is not None and first.best.record.confirmation is not None
     assert first.manifest.cluster == Cluster.described("2x4xV100-16GB")
     assert first.manifest.workload.precision == "fp16"

@@ -104,7 +104,7 @@ class Readings:
         link = Link(bytes_per_s=self.memory_bytes_per_s, latency_s=0.0)
         if self.all_reduce is not None:
             link = self.all_reduce.link(n_steps=2 * (n - 1), share=2 * (n - 1) / n)
-        matmul = fit_matmul([product for product in self.products if self._is_device_bound(product)])
+        matmul = fit_matmul([*filter(self._is_device_bound, self.products)] or self.products)
         return Hardware(
             name=cluster.device_name,
             memory_bytes=cluster.memory_bytes,

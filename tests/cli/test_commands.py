@@ -130,6 +130,24 @@ def test_tune_talks_on_stderr_about_model_machine_batch_and_budget(tuned: Comple
     assert "stopped: the budget is used up" in tuned.stderr
 
 
+def expectation(ended: CompletedProcess[str]) -> str:
+    """The line on what the models expect most of."""
+    (line,) = (line for line in ended.stderr.splitlines() if line.startswith("the cost model expects "))
+    return line
+
+
+def test_the_machine_is_measured_once_and_what_is_expected_is_told_before_the_first_trial(
+    tuned: CompletedProcess[str],
+) -> None:
+    assert re.fullmatch(
+        r"the cost model expects most of z[0-3]_(pp2_)?gas\d_mbs\d(_rc)?: [\d.]+ samples/s, \d+ MiB of memory a rank",
+        expectation(tuned),
+    )
+    before, _, _ = tuned.stderr.partition(expectation(tuned))
+    assert before.count("measuring how fast this machine is ...") == 1
+    assert not re.search(r"^trial ", before, re.MULTILINE)
+
+
 def test_stderr_has_one_line_per_trial_with_name_result_and_budget_left(
     tuned: CompletedProcess[str], told: dict[str, Any]
 ) -> None:
@@ -273,12 +291,19 @@ def test_the_same_command_again_runs_nothing_new_and_prints_the_table(
 
 
 def test_a_larger_budget_goes_on_with_the_same_study_and_keeps_its_trials(
-    run: Run, told: dict[str, Any], tune_command: list[str], study_folder: Path, tmp_path: Path
+    run: Run,
+    tuned: CompletedProcess[str],
+    told: dict[str, Any],
+    tune_command: list[str],
+    study_folder: Path,
+    tmp_path: Path,
 ) -> None:
     folder = shutil.copytree(study_folder, tmp_path / "copy")
     larger = [argument.replace("3 trials", "4 trials") for argument in tune_command]
     ended = run(*larger, "--json", cwd=folder)
     assert ended.returncode == 0, ended.stderr
+    assert "measuring how fast" not in ended.stderr, "the study keeps it"
+    assert expectation(ended) == expectation(tuned)
     later = json.loads(ended.stdout)
     assert later["budget"] == "4 trials"
     assert later["trials"][:3] == told["trials"]

@@ -9,7 +9,7 @@ import pytest
 from bo_tuner.errors import ConfigError
 from bo_tuner.models.software import Software
 from bo_tuner.models.stages import stages_of
-from tests.models.gpt import EMBEDDING, GPT, HEAD, N_BLOCKS, PLAIN, VOCAB
+from tests.models.gpt import EMBEDDING, GPT, HEAD, N_BLOCKS, PLAIN, VOCAB, problem
 
 BY_FLOPS = replace(PLAIN, partition="flops")
 BY_COST = replace(PLAIN, partition="cost")
@@ -69,3 +69,10 @@ def test_tied_weights_are_shared_where_both_layers_are_in_one_stage() -> None:
 def test_a_sum_is_over_the_layers_of_a_stage() -> None:
     whole = stages_of(GPT, 1, PLAIN)
     assert whole.total("n_operations").tolist() == [EMBEDDING.n_operations + N_BLOCKS * 30 + HEAD.n_operations]
+
+
+def test_a_problem_has_a_cost_for_every_layer_or_none() -> None:
+    costs = (1.0,) * len(GPT.layers)
+    assert replace(problem(), layer_costs=costs).layer_costs == costs
+    with pytest.raises(ConfigError, match="a cost must be told of each layer; got 2 for 18"):
+        replace(problem(), layer_costs=(1.0, 2.0))

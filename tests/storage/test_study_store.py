@@ -20,6 +20,7 @@ from bo_tuner.space import distributions
 from bo_tuner.storage import Location, Manifest, StudyStore, best_note
 from bo_tuner.storage.study_store import study_names
 from bo_tuner.trial import TrialRecord, best_of
+from tests.models.gpt import GPT
 
 CONFIGS = [TrainConfig(zero_stage=1, micro_batch_size=size, extra=(("fused", True),)) for size in (1, 2, 4, 8)]
 SPACE = distributions(CONFIGS)
@@ -73,6 +74,18 @@ def test_how_fast_the_machine_was_measured_to_be_is_kept_with_the_study(
     store.note_calibration(fast)
     other = StudyStore.existing(open_location(storage_url), "mine")
     assert other.calibration() == fast
+    assert other.create(manifest) == manifest, "it is never compared"
+
+
+def test_what_a_model_costs_or_why_nobody_knows_is_kept_with_the_study(
+    store: StudyStore, manifest: Manifest, storage_url: str, open_location: Callable[[str], Location]
+) -> None:
+    assert store.profile() is None
+    store.note_profile("it cannot be traced")
+    assert store.profile() == "it cannot be traced"
+    store.note_profile(GPT)
+    other = StudyStore.existing(open_location(storage_url), "mine")
+    assert other.profile() == GPT
     assert other.create(manifest) == manifest, "it is never compared"
 
 

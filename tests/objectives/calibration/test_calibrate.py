@@ -141,6 +141,12 @@ def test_products_that_the_host_holds_up_are_left_out_of_the_curve() -> None:
     assert with_it.hardware(cluster).matmul == RANK.hardware(cluster).matmul
 
 
+def test_where_the_host_holds_up_all_products_they_are_all_there_is() -> None:
+    cluster = Cluster(device="cpu", n_ranks=2, device_name="made up", memory_bytes=2**30)
+    slow = replace(RANK, operation_s=1.0)
+    assert slow.hardware(cluster).matmul == RANK.hardware(cluster).matmul
+
+
 def test_readings_survive_json() -> None:
     assert Readings.from_dict(json.loads(json.dumps(asdict(RANK)))) == RANK
     alone = replace(RANK, all_reduce=None, message=None)
