@@ -324,10 +324,8 @@ def test_a_model_that_breaks_while_it_is_traced_is_searched_without_expectation(
     for _ in range(2):
         opening = opened(code, model="model")
         assert opening.problem(opening.open()) is None
-        talk = capsys.readouterr().err
-        assert talk.endswith(told)
-        assert "measuring" not in talk
-    assert opening.store.calibration() is None
+        assert capsys.readouterr().err.endswith(told)
+        assert opening.store.calibration() is None, "nothing was measured for nothing"
 
 
 def test_layers_that_cannot_be_traced_one_by_one_leave_no_expectation(
