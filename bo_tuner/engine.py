@@ -37,6 +37,8 @@ _CONFIRMATION_LENGTH = 2
 """A confirmation measures at least this many times the steps of its trial, ..."""
 _CONFIRMATION_STEPS = 10
 """... and at least so many."""
+_SMALL_CHANCE = 0.05
+"""Of a gain that counts: below it the study ends."""
 _LONGEST_OF = 32
 """Micro-batches whose largest the memory of a confirmed config must hold."""
 
@@ -46,6 +48,7 @@ class StopReason(enum.StrEnum):
 
     BUDGET = "the budget is used up"
     EXHAUSTED = "every candidate has run or is ruled out"
+    CONVERGED = "hardly any candidate can be faster"
     BROKEN = "three trials in a row failed or hung, and none completed"
 
 
@@ -105,6 +108,7 @@ class Engine:
         n_ranks: int,
         progress: Progress,
         confirms: bool = True,
+        min_gain: float = 0.0,
     ) -> None:
         """Put the parts together.
 
@@ -118,6 +122,8 @@ class Engine:
             n_ranks: World size.
             progress: Is told.
             confirms: The first complete config is repeated, and the winner confirmed.
+            min_gain: The study ends once a candidate that is faster than the best by more than this fraction is unlikely, as far as the
+                sampler can tell; 0 never ends it for that.
         """
         self._store = store
         self._sampler = sampler
@@ -128,6 +134,9 @@ class Engine:
         self._n_ranks = n_ranks
         self._progress = progress
         self._confirms = confirms
+        self._min_gain = min_gain
+        self.chance_of_gain: float | None = None
+        """That any open candidate gains more than `min_gain`, when last asked; None while nothing can be told."""
 
     def run(self) -> StopReason:
         """Go on with the study until it ends; then the progress is closed.
@@ -155,19 +164,35 @@ class Engine:
                 return StopReason.BUDGET
             if best_of(records) is None and _is_broken(records[n_before:]):  # a mended machine gets another chance
                 return StopReason.BROKEN
+            has_converged = self._has_converged(records)
             try:
-                config = self._next_config(records)
+                config = self._baseline(records) if has_converged else self._next_config(records)
             except SpaceExhausted:
                 return StopReason.EXHAUSTED
+            if config is None:
+                return StopReason.CONVERGED
             self._run_trial(self._store.begin(config, self._sampler.search_space))
             self._repeat_first()
 
-    def _next_config(self, records: Sequence[TrialRecord]) -> TrainConfig:
-        """The sampler's choice, once something has run.
+    def _has_converged(self, records: Sequence[TrialRecord]) -> bool:
+        if self._min_gain <= 0:
+            return False
+        self.chance_of_gain = self._sampler.chance_of_gain(records, self._min_gain)
+        return self.chance_of_gain is not None and self.chance_of_gain < _SMALL_CHANCE
 
-        First of all comes the default config, against which the gain is told; where it does not run, the lightest candidate
+    def _baseline(self, records: Sequence[TrialRecord]) -> TrainConfig | None:
+        """The default config, against which the gain is told, as long as it has not run and may fit."""
+        config = default_config(self._candidates.all)
+        return config if config in self._candidates.open(records) else None
+
+    def _next_config(self, records: Sequence[TrialRecord]) -> TrainConfig:
+        """The sampler's choice, from the first trial on if it knows what to expect.
+
+        Otherwise the default config comes first, against which the gain is told; where it does not run, the lightest candidate
         shows whether the model trains at all.
         """
+        if self._sampler.expects:
+            return self._sampler.next_config(records)
         if not records:
             return default_config(self._candidates.all)
         if not any(record.has_run for record in records):

@@ -108,6 +108,8 @@ class TuneResult:
     budget: Budget
     spent: Spent
     stop_reason: StopReason
+    stopped_because: str
+    """The same in words, with the figure behind it."""
     folder: Path
     """Where the study's files lie."""
     storage_url: str | None = None
@@ -151,7 +153,7 @@ class TuneResult:
             manifest=self.manifest,
             spent=self.spent,
             budget=str(self.budget),
-            stop_reason=self.stop_reason.value,
+            stop_reason=self.stopped_because,
             storage_url=self.storage_url,
             started=begun(self.study),
         )
@@ -184,7 +186,8 @@ def tune(
     max_depth: int | None = None,
     balance: str = "time",
     recompute: str = "both",
-    sampler: str = "tpe",
+    sampler: str = "bo",
+    min_gain: str | float = 0.01,
     precision_target: str | float = 0.02,
     max_steps: int | None = None,
     confirm: bool = True,
@@ -234,7 +237,9 @@ def tune(
         max_depth: Most pipeline stages to try; None for as many as there are ranks and layers.
         balance: Stages are balanced by the measured `time` of layers, or by their `parameters`.
         recompute: Whether activations are recomputed: `both` tries it, `on`, `off`.
-        sampler: `tpe`, `random` or `grid`.
+        sampler: `bo`, Bayesian optimization over what the cost model expects; `tpe`, `random` or `grid`.
+        min_gain: The study ends before its budget once the probability that any remaining config is faster than the best by more than this
+            fraction ("1%") is under 5 %, which only `bo` can tell; 0 goes on to the end of the budget.
         precision_target: A trial ends once the 95 % interval of its median step time is narrower than this fraction of it ("2%").
         max_steps: Optimizer steps of a trial at most, warm-up included; None for as many as 4 s hold, from 6 to 100.
         confirm: The first config that completes is repeated, to learn what launches differ by (in studies of eight trials or more), and
@@ -318,9 +323,11 @@ def _driven(opening: StudyOpening, options: TuneOptions, budget: Budget, started
             n_ranks=cluster.n_ranks,
             progress=progress,
             confirms=options.confirm and origin.can_confirm,
+            min_gain=options.min_gain_fraction,
         )
         stop_reason = engine.run()
-        store.note_stop(str(budget), stop_reason.value)
+        why = _why(stop_reason, engine.chance_of_gain, options.min_gain_fraction)
+        store.note_stop(str(budget), why)
         store.write_note()
         with contextlib.suppress(StoreError):  # figures are for lookers-on: the study is whole without them
             store.write_figures(dashboard_figures(store.records(), n_ranks=cluster.n_ranks))
@@ -332,6 +339,15 @@ def _driven(opening: StudyOpening, options: TuneOptions, budget: Budget, started
             budget=budget,
             spent=store.spent(),
             stop_reason=stop_reason,
+            stopped_because=why,
             folder=store.folder,
             storage_url=None if store.location.is_default else store.location.shown_url,
         )
+
+
+def _why(reason: StopReason, chance: float | None, min_gain: float) -> str:
+    """Why a study ended, with the figure where there is one."""
+    if reason is not StopReason.CONVERGED or chance is None:
+        return reason.value
+    percent = "under 1 %" if chance < 0.01 else f"{chance:.0%}".replace("%", " %")
+    return f"{reason.value}: the chance that one is, by more than {min_gain * 100:g} %, is {percent}"

@@ -91,7 +91,13 @@ def tune(
     ] = None,
     balance: Annotated[str, typer.Option(help="Balance stages by time or parameters of layers.")] = "time",
     recompute: Annotated[str, typer.Option(help="Recompute activations: both tries it, on, off.")] = "both",
-    sampler: Annotated[str, typer.Option(help="tpe, random or grid.")] = "tpe",
+    sampler: Annotated[str, typer.Option(help="bo, tpe, random or grid.")] = "bo",
+    min_gain: Annotated[
+        str,
+        typer.Option(
+            help="End early once nothing left is likely to be faster than the best by this: a fraction, or 1%; 0 goes on."
+        ),
+    ] = "1%",
     precision_target: Annotated[
         str, typer.Option(help="A trial ends once its step time is known within this: a fraction, or 2%.")
     ] = "2%",
@@ -144,6 +150,7 @@ def tune(
             balance=balance,
             recompute=recompute,
             sampler=sampler,
+            min_gain=min_gain,
             precision_target=precision_target,
             max_steps=max_steps,
             confirm=confirm,
@@ -157,7 +164,7 @@ def tune(
         print_json(result.to_dict())
     else:
         print(show_study(result.study_name, result.trials, result.manifest))
-    print(f"stopped: {result.stop_reason.value}", file=sys.stderr)
+    print(f"stopped: {result.stopped_because}", file=sys.stderr)
     if result.best is None:
         raise NothingFitsError(_why_nothing(result))
     if out is not None:

@@ -75,7 +75,8 @@ class TuneOptions:
     max_depth: int | None = None
     balance: str = "time"
     recompute: str = "both"
-    sampler: str = "tpe"
+    sampler: str = "bo"
+    min_gain: str | float = 0.01
     precision_target: str | float = 0.02
     max_steps: int | None = None
     confirm: bool = True
@@ -100,6 +101,8 @@ class TuneOptions:
             raise ConfigError(
                 f'--precision-target must be over 0 and under 1, as in 0.02 or "2%"; got {self.precision_target!r}'
             )
+        if not 0 <= self.min_gain_fraction < 1:
+            raise ConfigError(f'--min-gain must be at least 0 and under 1, as in 0.01 or "1%"; got {self.min_gain!r}')
         if self.max_steps is not None and self.max_steps < _FEWEST_STEPS:
             raise ConfigError(
                 f"--max-steps must be at least {_FEWEST_STEPS}: one to warm up, and three to measure; got {self.max_steps}"
@@ -139,6 +142,12 @@ class TuneOptions:
     def precision_fraction(self) -> float:
         """The target as a fraction; 0 where it is none."""
         return fraction_in(str(self.precision_target)) or 0.0
+
+    @property
+    def min_gain_fraction(self) -> float:
+        """The gain as a fraction; -1 where it is none."""
+        fraction = fraction_in(str(self.min_gain))
+        return -1.0 if fraction is None else fraction
 
     @property
     def memory(self) -> MemoryLimit:

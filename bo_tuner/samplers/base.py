@@ -37,6 +37,11 @@ class CandidateSampler(BaseSampler):
         self.search_space: dict[str, BaseDistribution] = distributions(candidates.all)
         """The fixed distribution of every field."""
 
+    @property
+    def expects(self) -> bool:
+        """It knows what to expect of candidates before any has run, so that the first trial is its choice too."""
+        return False
+
     @abstractmethod
     def choose(self, records: Sequence[TrialRecord], candidates: Sequence[TrainConfig]) -> TrainConfig:
         """The next config: one of `candidates`, which is not empty."""

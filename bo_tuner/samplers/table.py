@@ -15,6 +15,12 @@ from bo_tuner.text import did_you_mean
 __all__ = ["SAMPLERS", "make_sampler"]
 
 
+def _bo(candidates: OpenCandidates, seed: int, problem: Problem | None) -> CandidateSampler:
+    from bo_tuner.samplers.bayesian import BayesianSampler
+
+    return BayesianSampler(candidates, seed=seed, problem=problem)
+
+
 def _tpe(candidates: OpenCandidates, seed: int, problem: Problem | None) -> CandidateSampler:
     import optuna
 
@@ -22,6 +28,7 @@ def _tpe(candidates: OpenCandidates, seed: int, problem: Problem | None) -> Cand
 
 
 SAMPLERS: dict[str, Callable[[OpenCandidates, int, Problem | None], CandidateSampler]] = {
+    "bo": _bo,
     "tpe": _tpe,
     "random": lambda candidates, seed, _: RandomSampler(candidates, seed=seed),
     "grid": lambda candidates, seed, _: GridSampler(candidates, seed=seed),

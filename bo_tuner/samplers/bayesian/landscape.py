@@ -79,7 +79,7 @@ class Map:
         self._axes = _axes(candidates)
         self._places: dict[TrainConfig, int] = {config: place for place, config in enumerate(candidates)}
         self._all = self._rows(candidates)
-        self.expects = bool(self._problem) and bool(self._is_known(candidates).any())
+        self.expects = problem is not None and bool(self._is_known(candidates).any())
         """False where nothing is known of speed and memory."""
 
     def of(self, configs: Sequence[TrainConfig]) -> Landscape:
@@ -105,8 +105,7 @@ class Map:
     def _is_known(self, configs: Sequence[TrainConfig]) -> NDArray[np.bool_]:
         """The models know of every config but those of more stages than the model has layers, as some tables hold."""
         assert self._problem is not None
-        deepest = len(self._problem.profile.layers)
-        return np.array([config.pipeline_depth <= deepest for config in configs], dtype=bool)
+        return np.array([config.pipeline_depth <= self._problem.max_depth for config in configs], dtype=bool)
 
     def _expected(self, configs: Sequence[TrainConfig]) -> dict[str, Floats]:
         n = len(configs)

@@ -62,6 +62,11 @@ class BayesianSampler(CandidateSampler):
         self._map = Map(candidates.all, problem, n_ranks=candidates.n_ranks)
         self._beliefs = beliefs(expects=self._map.expects)
 
+    @property
+    def expects(self) -> bool:
+        """There is a cost model."""
+        return self._map.expects
+
     def choose(self, records: Sequence[TrialRecord], candidates: Sequence[TrainConfig]) -> TrainConfig:
         """The one that promises most."""
         known = _Known.of(records, self._map)
