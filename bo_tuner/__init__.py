@@ -12,6 +12,7 @@ from __future__ import annotations
 from bo_tuner.budget import Budget
 from bo_tuner.cluster import Cluster, MemoryLimit
 from bo_tuner.config import TrainConfig
+from bo_tuner.dimension import Dimension
 from bo_tuner.errors import BoTunerError
 from bo_tuner.objectives.simulated import Simulation
 from bo_tuner.outcome import Measurement, Outcome, TrialLimits, TrialResult
@@ -26,6 +27,7 @@ __all__ = [
     "BoTunerError",
     "Budget",
     "Cluster",
+    "Dimension",
     "Measurement",
     "MemoryLimit",
     "ModelSpec",

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+import math
+import statistics
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from bo_tuner.cluster import Cluster
 from bo_tuner.config import Offload, PipelineSchedule, TrainConfig, ZeroStage
+from bo_tuner.dimension import Dimension, check_apart
 from bo_tuner.errors import ConfigError
 from bo_tuner.workload import ModelStructure
 
@@ -19,6 +22,8 @@ __all__ = ["BackEnd", "BatchRule", "SearchSpace", "default_config", "distributio
 
 _RUNGS_PER_OCTAVE = 11
 """Rungs between a power of two and the next: steps of 2**(1/11) = 6.5 %, and BERT-large's known optimum, 93, is one."""
+_MOST_CANDIDATES = 100_000
+"""The sampler goes through all of them before every trial."""
 
 
 class BackEnd(Protocol):
@@ -75,6 +80,8 @@ class SearchSpace:
     recompute: tuple[bool, ...] = (False,)
     """Whether activations are recomputed."""
     tensor_parallel: tuple[int, ...] = (1,)
+    dimensions: tuple[Dimension, ...] = ()
+    """The user's own; what their values change is no matter of the back end's law."""
     listed: tuple[TrainConfig, ...] = ()
     """Instead of all that lies within the bounds: these configs alone, as those of a table."""
 
@@ -108,13 +115,14 @@ class SearchSpace:
         for name in ("max_micro_batch", "max_grad_accum"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1; got {getattr(self, name)}")
+        check_apart(self.dimensions)
 
     def candidates(self, cluster: Cluster, back_end: BackEnd) -> tuple[TrainConfig, ...]:
-        """Every legal config once, in a fixed order: by layout, then micro-batch, then accumulation. Those that are listed ran already,
-        so that all of them are legal.
+        """Every legal config once, in a fixed order: by layout, micro-batch, accumulation, then the user's dimensions. Those that are listed
+        ran already, so that all of them are legal.
 
         Raises:
-            ConfigError: No config meets the batch rule.
+            ConfigError: No config meets the batch rule, or the user's dimensions make too many.
         """
         if self.listed:
             return self.listed
@@ -142,7 +150,24 @@ class SearchSpace:
                     found.append(config)
         if not found:
             raise ConfigError(self._nothing_left(cluster, min(replicas, default=cluster.n_ranks)))
-        return tuple(found)
+        return self._with_dimensions(found)
+
+    def _with_dimensions(self, found: Sequence[TrainConfig]) -> tuple[TrainConfig, ...]:
+        """Each config with every combination of the user's values, the first of each first."""
+        if not self.dimensions:
+            return tuple(found)
+        n_combinations = math.prod(len(dimension.values) for dimension in self.dimensions)
+        if len(found) * n_combinations > _MOST_CANDIDATES:
+            raise ConfigError(
+                f"candidates must be at most {_MOST_CANDIDATES}, and {len(found)} configs with {n_combinations} combinations of "
+                f"--dimension values are {len(found) * n_combinations}: give fewer values or --zero-stages, or a --global-batch"
+            )
+        names = [dimension.name for dimension in self.dimensions]
+        extras = [
+            tuple(zip(names, values, strict=True))
+            for values in itertools.product(*(dimension.values for dimension in self.dimensions))
+        ]
+        return tuple(replace(config, extra=extra) for config in found for extra in extras)
 
     def refined(self, family: Iterable[TrainConfig], *, fits: int, fails: int, n_ranks: int) -> list[TrainConfig]:
         """Every integer between two neighbouring rungs of the ladder: candidates at the edge of memory. None where configs are listed.
@@ -212,7 +237,11 @@ class SearchSpace:
             {name: value for name, value in config.params().items() if usual.get(name) != value}
             for config in self.listed
         ]
-        return {**asdict(replace(self, listed=())), "listed": listed}
+        return {
+            **asdict(replace(self, listed=(), dimensions=())),
+            "dimensions": {dimension.name: dimension.to_dict() for dimension in self.dimensions},
+            "listed": listed,
+        }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> SearchSpace:
@@ -221,6 +250,9 @@ class SearchSpace:
             name: tuple(value) if isinstance(value, list) else value for name, value in data.items()
         }
         values["batch_rule"] = BatchRule(**data["batch_rule"])
+        values["dimensions"] = tuple(
+            Dimension.from_dict(name, dimension) for name, dimension in data.get("dimensions", {}).items()
+        )
         values["listed"] = tuple(TrainConfig.from_params(params) for params in data.get("listed", ()))
         return cls(**values)
 
@@ -273,16 +305,26 @@ def distributions(candidates: Iterable[TrainConfig]) -> dict[str, BaseDistributi
         "offload": get_args(Offload),
     }
     rows = [config.params() for config in candidates]
+    own = TrainConfig().params()
     found: dict[str, BaseDistribution] = {}
     for name in rows[0]:
         values: set[Any] = {row[name] for row in rows}
         if name in fixed_choices:
             found[name] = CategoricalDistribution(fixed_choices[name])
         elif all(type(value) is int for value in values):
-            is_log = name in ("micro_batch_size", "grad_accum_steps")
+            is_log = name in ("micro_batch_size", "grad_accum_steps") or (name not in own and _is_geometric(values))
             found[name] = IntDistribution(min(values), max(values), log=is_log)
         elif all(type(value) is float for value in values):
-            found[name] = FloatDistribution(min(values), max(values))
+            found[name] = FloatDistribution(min(values), max(values), log=_is_geometric(values))
         else:
             found[name] = CategoricalDistribution(sorted(values, key=str))
     return found
+
+
+def _is_geometric(values: Collection[float]) -> bool:
+    """Spread rather by ratio than by difference: their middle is nearer to the geometric mean of the ends than to the arithmetic one."""
+    low, high = min(values), max(values)
+    if low <= 0:
+        return False
+    middle = statistics.median(values)
+    return abs(middle - math.sqrt(low * high)) < abs(middle - (low + high) / 2)

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 from bo_tuner.budget import Budget, Spent
 from bo_tuner.cluster import Cluster, MemoryLimit
 from bo_tuner.config import TrainConfig
+from bo_tuner.dimension import Dimension
 from bo_tuner.engine import Engine, Progress, StopReason
 from bo_tuner.errors import StoreError
 from bo_tuner.models.outlook import outlook
 from bo_tuner.objectives.simulated import Simulation
 from bo_tuner.objectives.training import DeepSpeedBackEnd, deepspeed_config
+from bo_tuner.objectives.training.dimensions import dimensions_found
 from bo_tuner.open_candidates import OpenCandidates
 from bo_tuner.opening import OPENINGS, StudyOpening, TuneOptions, introduction
 from bo_tuner.origin import REAL, Origin
@@ -35,6 +37,7 @@ from bo_tuner.report import (
 from bo_tuner.report.export import check_exportable
 from bo_tuner.report.page import begun
 from bo_tuner.samplers import make_sampler
+from bo_tuner.space import SearchSpace
 from bo_tuner.storage import Manifest
 from bo_tuner.trial import TrialRecord, best_of
 from bo_tuner.workload import ModelSpec, Workload
@@ -56,6 +59,8 @@ class BestTrial:
     cluster: Cluster
     study_folder: Path
     """Where the study keeps a model or functions that came as Python objects."""
+    space: SearchSpace
+    """With the user's own dimensions."""
     origin: Origin = REAL
     """Whether anything was measured here."""
 
@@ -74,17 +79,18 @@ class BestTrial:
         """The DeepSpeed config to train with.
 
         Raises:
-            ConfigError: DeepSpeed cannot run what a table measured.
+            ConfigError: DeepSpeed cannot run what a table measured, or the function of a dimension is gone.
         """
-        check_exportable(self.config)
-        return deepspeed_config(self.config, self.workload, n_ranks=self.cluster.n_ranks)
+        check_exportable(self.config, self.space.dimensions)
+        return deepspeed_config(self.config, self.workload, n_ranks=self.cluster.n_ranks, dimensions=self._dimensions())
 
     def export(self, folder: str | Path) -> list[Path]:
         """Write ds_config.json, train.py and launch.sh; returns the files.
 
         Raises:
             StoreError: The folder cannot be written.
-            ConfigError: DeepSpeed cannot run what a table measured, or the table does not hold the model.
+            ConfigError: DeepSpeed cannot run what a table measured, the table does not hold the model, or the function of a
+                dimension is gone.
         """
         return write_job(
             Path(folder),
@@ -93,7 +99,11 @@ class BestTrial:
             self.cluster,
             study_folder=self.study_folder,
             origin=self.origin,
+            dimensions=self._dimensions(),
         )
+
+    def _dimensions(self) -> tuple[Dimension, ...]:
+        return dimensions_found(self.space, self.workload, folder=self.study_folder)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +136,7 @@ class TuneResult:
             workload=self.manifest.workload,
             cluster=self.manifest.cluster,
             study_folder=self.folder,
+            space=self.manifest.space,
             origin=self.manifest.origin,
         )
 
@@ -155,6 +166,7 @@ class TuneResult:
             budget=str(self.budget),
             stop_reason=self.stopped_because,
             storage_url=self.storage_url,
+            folder=self.folder,
             started=begun(self.study),
         )
         return write_report(told, Path(path) if path is not None else None)
@@ -186,6 +198,7 @@ def tune(
     max_depth: int | None = None,
     balance: str = "time",
     recompute: str = "both",
+    dimensions: Sequence[Dimension | str] = (),
     sampler: str = "bo",
     min_gain: str | float = 0.01,
     precision_target: str | float = 0.02,
@@ -237,6 +250,7 @@ def tune(
         max_depth: Most pipeline stages to try; None for as many as there are ranks and layers.
         balance: Stages are balanced by the measured `time` of layers, or by their `parameters`.
         recompute: Whether activations are recomputed: `both` tries it, `on`, `off`.
+        dimensions: What else to try: each a `Dimension`, `NAME=VALUE,VALUE:PATH`, or `FILE.py:FUNCTION`, which returns one or a list.
         sampler: `bo`, Bayesian optimization over what the cost model expects; `tpe`, `random` or `grid`.
         min_gain: The study ends before its budget once the probability that any remaining config is faster than the best by more than this
             fraction ("1%") is under 5 %, which only `bo` can tell; 0 goes on to the end of the budget.

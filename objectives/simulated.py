@@ -6,7 +6,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from bo_tuner.config import TrainConfig
@@ -124,8 +124,8 @@ class SimulatedObjective:
         )
 
     def _bias(self, config: TrainConfig, of: str, sd: float) -> float:
-        """Of a layout, by which the model is wrong."""
-        return _spread(random.Random(f"{self._seed}/{of}/{config.layout.name}"), sd)
+        """Of a layout, by which the model is wrong; it knows nothing of a user's own dimensions."""
+        return _spread(random.Random(f"{self._seed}/{of}/{replace(config.layout, extra=()).name}"), sd)
 
     def _steps(self, step_s: float, chance: random.Random, n_ranks: int) -> Iterator[list[float]]:
         """Seconds of each step, by rank."""

@@ -53,6 +53,7 @@ LAYERS = (
         "errors",
         "text",
         "config",
+        "dimension",
         "outcome",
         "budget",
         "cluster",

@@ -388,7 +388,7 @@ def test_objects_that_cannot_travel_are_named_in_one_line_and_nothing_is_written
     monkeypatch.chdir(tmp_path)
     lock = threading.Lock()
     usual, copied = nn.Linear(1, 1), "model {} must be one that copy.deepcopy can copy, and it raises {}"
-    pickled = "{} must be something that pickles, so that the training processes get it, and {} does not: {}"
+    pickled = "{} must be something that pickles, so that other processes get it, and {} does not: {}"
     refused = "TypeError: cannot pickle '_thread.lock' object"
     for arguments, line in (
         ({"model": OneOfAKind(1, 1)}, copied.format("OneOfAKind", "RuntimeError: one of a kind")),

@@ -38,6 +38,7 @@ def report(
             budget=stop.get("budget", ""),
             stop_reason=stop.get("reason", ""),
             storage_url=None if store.location.is_default else store.location.shown_url,
+            folder=store.folder,
             started=begun(store.study),
         ),
         out,

@@ -13,6 +13,7 @@ import typer
 from bo_tuner.cli.options import AsJson, Debug, Storage, StudyName, print_json
 from bo_tuner.errors import ConfigError, NothingFitsError, StoreError
 from bo_tuner.objectives.training import DeepSpeedBackEnd, deepspeed_config
+from bo_tuner.objectives.training.dimensions import dimensions_found
 from bo_tuner.origin import Origin
 from bo_tuner.report import study_to_dict, summary_text, trials_table, write_job
 from bo_tuner.report.export import check_exportable
@@ -67,15 +68,22 @@ def export(
     if not 1 <= rank <= len(complete):
         raise ConfigError(f"--rank must be from 1 to the {len(complete)} complete trials; got {rank}")
     record = complete[rank - 1]
-    check_exportable(record.config)
+    check_exportable(record.config, manifest.space.dimensions)
+    dimensions = dimensions_found(manifest.space, manifest.workload, folder=store.folder)
     print(export_text(record, manifest.origin), file=sys.stderr)
     if out is None:
-        print(
-            json.dumps(deepspeed_config(record.config, manifest.workload, n_ranks=manifest.cluster.n_ranks), indent=2)
-        )
+        n_ranks = manifest.cluster.n_ranks
+        settings = deepspeed_config(record.config, manifest.workload, n_ranks=n_ranks, dimensions=dimensions)
+        print(json.dumps(settings, indent=2))
         return
     files = write_job(
-        out, record, manifest.workload, manifest.cluster, study_folder=store.folder, origin=manifest.origin
+        out,
+        record,
+        manifest.workload,
+        manifest.cluster,
+        study_folder=store.folder,
+        origin=manifest.origin,
+        dimensions=dimensions,
     )
     if as_json:
         print_json(

@@ -91,6 +91,13 @@ def tune(
     ] = None,
     balance: Annotated[str, typer.Option(help="Balance stages by time or parameters of layers.")] = "time",
     recompute: Annotated[str, typer.Option(help="Recompute activations: both tries it, on, off.")] = "both",
+    dimension: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Also try: NAME=VALUE,VALUE:PATH of a DeepSpeed key, or FILE.py:FUNCTION that returns Dimensions; may be repeated.",
+            show_default="none",
+        ),
+    ] = None,
     sampler: Annotated[str, typer.Option(help="bo, tpe, random or grid.")] = "bo",
     min_gain: Annotated[
         str,
@@ -149,6 +156,7 @@ def tune(
             max_depth=max_depth,
             balance=balance,
             recompute=recompute,
+            dimensions=dimension or (),
             sampler=sampler,
             min_gain=min_gain,
             precision_target=precision_target,

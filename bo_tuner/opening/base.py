@@ -133,6 +133,7 @@ def introduction(
         *([] if space.listed else _pipelines(manifest)),
         *([f"no recomputation: {structure.plain_because}"] if structure.plain_because else []),
         *([] if space.listed else [f"global batch {space.batch_rule}"]),
+        *(f"dimension {dimension}" for dimension in space.dimensions),
         f"{count(n_candidates, 'candidate')}{aside}, budget {budget}{of_time}",
     ]
     return "\n".join(lines)

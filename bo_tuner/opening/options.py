@@ -9,10 +9,12 @@ from typing import Any, get_args
 
 from bo_tuner.budget import Budget
 from bo_tuner.cluster import Cluster, MemoryLimit
+from bo_tuner.dimension import Dimension
 from bo_tuner.engine import Progress
 from bo_tuner.errors import ConfigError
 from bo_tuner.objectives.simulated import Simulation
 from bo_tuner.objectives.training import DeepSpeedBackEnd
+from bo_tuner.objectives.training.dimensions import dimensions_of
 from bo_tuner.objectives.training.facts import Balance
 from bo_tuner.objectives.training.sources import named
 from bo_tuner.origin import OriginKind
@@ -44,7 +46,9 @@ _OF_THE_TABLE = (
     "max_depth",
     "balance",
     "recompute",
+    "dimensions",
 )
+_SHOWN = {"model": "MODEL", "dimensions": "--dimension"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +79,7 @@ class TuneOptions:
     max_depth: int | None = None
     balance: str = "time"
     recompute: str = "both"
+    dimensions: Sequence[Dimension | str] = ()
     sampler: str = "bo"
     min_gain: str | float = 0.01
     precision_target: str | float = 0.02
@@ -135,7 +140,7 @@ class TuneOptions:
         usual = {field.name: field.default for field in fields(self)}
         given = [name for name in names if getattr(self, name) != usual[name]]
         if given:
-            shown = " and ".join("MODEL" if name == "model" else f"--{name.replace('_', '-')}" for name in given)
+            shown = " and ".join(_SHOWN.get(name, f"--{name.replace('_', '-')}") for name in given)
             raise ConfigError(f"{because}; got {shown}: leave {'it' if len(given) == 1 else 'them'} out")
 
     @property
@@ -168,6 +173,7 @@ class TuneOptions:
             batch_rule=BatchRule.of(global_batch=self.global_batch, max_global_batch=self.max_global_batch),
             pipeline_depths=tuple(depth for depth in range(1, most + 1) if cluster.n_ranks % depth == 0),
             recompute=_RECOMPUTE[self.recompute],
+            dimensions=dimensions_of(self.dimensions),
         )
         space.candidates(cluster, DeepSpeedBackEnd())  # says at once if there are none
         return space

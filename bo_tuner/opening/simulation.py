@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 
@@ -15,12 +15,14 @@ from bo_tuner.models.choices import Problem
 from bo_tuner.models.software import DEEPSPEED
 from bo_tuner.objectives.simulated import SimulatedObjective, Simulation
 from bo_tuner.objectives.training import DeepSpeedBackEnd
+from bo_tuner.objectives.training.dimensions import dimensions_ready
 from bo_tuner.objectives.training.sources import JobSources, model_spec
 from bo_tuner.opening.base import check_depth, open_as_wanted, own_versions
 from bo_tuner.opening.options import TuneOptions
 from bo_tuner.opening.traced import traced
 from bo_tuner.opening.users_code import hand_over, keep_pickles
 from bo_tuner.origin import Origin
+from bo_tuner.space import SearchSpace
 from bo_tuner.storage import Location, Manifest, StudyStore
 from bo_tuner.workload import Workload
 
@@ -38,6 +40,8 @@ class SimulatedOpening:
     memory_bytes: int
     sources: JobSources
     """Where this run has what came as Python objects."""
+    folder: Path
+    """Of this run."""
     notes: tuple[str, ...]
     longest_step_s: float = inf
     """Nobody waits for a step."""
@@ -45,7 +49,7 @@ class SimulatedOpening:
     def open(self) -> Manifest:
         """The stored manifest of the same simulation, or a new one."""
         manifest = open_as_wanted(self.store, self.wanted)
-        keep_pickles(self.sources, self.store)
+        keep_pickles(self.sources, self.wanted.space.dimensions, self.store, folder=self.folder)
         return manifest
 
     def objective(self, workload: Workload, *, log_dir: Path) -> SimulatedObjective:
@@ -90,6 +94,7 @@ def open_simulation(options: TuneOptions) -> Generator[SimulatedOpening]:
         workload = options.workload_of(spec, cluster, folder=folder)
         if spec.source == "object":
             hand_over(options.model, folder)
+        space = replace(space, dimensions=dimensions_ready(space, workload, folder=folder))
         hardware = hardware_of(cluster, workload.precision)
         label = workload.label
         found = traced(workload, folder, seq_len=options.seq_len, device=cluster.device, balance=options.balance)
@@ -118,5 +123,14 @@ def open_simulation(options: TuneOptions) -> Generator[SimulatedOpening]:
             store=StudyStore(location, options.study or f"{label}_{where}_simulated"),
             memory_bytes=memory_bytes,
             sources=JobSources.of(workload, folder),
-            notes=(f"rates from {hardware.source}",),
+            folder=folder,
+            notes=(f"rates from {hardware.source}", *_unknown(space)),
         )
+
+
+def _unknown(space: SearchSpace) -> list[str]:
+    """What the figures leave out."""
+    names = ", ".join(dimension.name for dimension in space.dimensions)
+    return (
+        [f"the cost model does not know what {names} would change: only noise tells its values apart"] if names else []
+    )

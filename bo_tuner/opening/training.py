@@ -26,6 +26,7 @@ from bo_tuner.objectives.training import (
     model_facts,
     training_server,
 )
+from bo_tuner.objectives.training.dimensions import dimensions_ready
 from bo_tuner.objectives.training.facts import Balance, ModelFacts, check_precision
 from bo_tuner.objectives.training.sources import JobSources, model_spec
 from bo_tuner.opening.base import check_depth, own_versions
@@ -85,7 +86,7 @@ class Opening:
         if stored is not None:
             wanted = self._agreed(stored)
             stored.check_same(wanted, study_name=self.store.name)
-            keep_pickles(self._sources(stored.workload), self.store)
+            self._keep(stored.workload)
             return stored
         facts = self._facts(traces=True)
         check_precision(self.wanted.workload.precision, facts, device=self.wanted.cluster.device)
@@ -93,10 +94,10 @@ class Opening:
         check_depth(self.max_depth, manifest.workload)
         # Raises where only pipelines would meet the batch, and this model cannot be split.
         candidates = manifest.space.candidates(manifest.cluster, DeepSpeedBackEnd())
-        if _has_users_code(manifest.workload):
+        if _has_users_code(manifest.workload) or manifest.space.dimensions:
             self._probe(manifest.workload, candidates)
         created = self.store.create(manifest)
-        keep_pickles(self._sources(manifest.workload), self.store)
+        self._keep(manifest.workload)
         self.store.note_profile(facts.profile or facts.unprofiled_because)
         return created
 
@@ -111,6 +112,7 @@ class Opening:
             sources=self._sources(workload),
             longest_wait_s=self.data_timeout_s,
             baseline=self.baseline,
+            dimensions=self.wanted.space.dimensions,
         )
 
     def start(self) -> None:
@@ -157,6 +159,9 @@ class Opening:
             found = calibrate(self.server, cluster, precision=workload.precision).hardware(cluster)
             self.store.note_calibration(found)
         return found
+
+    def _keep(self, workload: Workload) -> None:
+        keep_pickles(self._sources(workload), self.wanted.space.dimensions, self.store, folder=self.server.run_dir)
 
     def _sources(self, workload: Workload) -> JobSources:
         return JobSources.of(workload, self.server.run_dir)
@@ -212,7 +217,7 @@ class Opening:
         return replace(wanted, workload=workload, space=self.wanted.space.for_model(known.structure))
 
     def _probe(self, workload: Workload, candidates: Sequence[TrainConfig]) -> None:
-        """One step of training with the user's code, before anything is written down.
+        """One step of training with the user's code or settings, before anything is written down.
 
         Raises:
             ModelError: It fails; the text says why.
@@ -255,6 +260,7 @@ def open_training(options: TuneOptions) -> Generator[Opening]:
         workload = options.workload_of(spec, cluster, folder=server.run_dir)
         if spec.source == "object":
             hand_over(options.model, server.run_dir)
+        space = replace(space, dimensions=dimensions_ready(space, workload, folder=server.run_dir))
         balance: Any = options.balance  # checked
         yield Opening(
             wanted=Manifest(workload=workload, cluster=cluster, space=space, seed=options.seed),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bo_tuner.dimension import Dimension
 from bo_tuner.errors import ModelError
 from bo_tuner.objectives.training.sources import MODEL_FILE, JobSources, write_object
 from bo_tuner.storage import StudyStore
@@ -27,8 +30,11 @@ def hand_over(model: Any, folder: Path) -> None:
         raise ModelError(str(error)) from error
 
 
-def keep_pickles(sources: JobSources, store: StudyStore) -> None:
-    """Copy them into the study's folder, for exports in other processes."""
-    if sources.pickles:
+def keep_pickles(sources: JobSources, dimensions: Sequence[Dimension], store: StudyStore, *, folder: Path) -> None:
+    """Copy them from a run's folder into the study's, for exports in other processes."""
+    changes = [file for file in (folder / f"{dimension.source}.pkl" for dimension in dimensions) if file.is_file()]
+    if sources.pickles or changes:
         store.folder.mkdir(parents=True, exist_ok=True)
         sources.copied_to(store.folder)
+    for file in changes:
+        shutil.copyfile(file, store.folder / file.name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 from bo_tuner.cluster import Cluster
 from bo_tuner.config import TrainConfig
+from bo_tuner.dimension import Dimension
 from bo_tuner.errors import ConfigError, StoreError
 from bo_tuner.objectives.training import DeepSpeedBackEnd, deepspeed_config
 from bo_tuner.objectives.training.objective import rank_environment
@@ -23,13 +25,13 @@ from bo_tuner.workload import Workload
 __all__ = ["check_exportable", "launch_command", "why_no_job", "write_job"]
 
 
-def check_exportable(config: TrainConfig) -> None:
+def check_exportable(config: TrainConfig, dimensions: Sequence[Dimension] = ()) -> None:
     """Refuse what only a table has run.
 
     Raises:
         ConfigError: DeepSpeed, as we drive it, cannot run it.
     """
-    if not DeepSpeedBackEnd().legal(config):
+    if not DeepSpeedBackEnd(dimensions).legal(config):
         raise ConfigError(
             f"DeepSpeed must be able to run what is exported, and {config.name} has {_beyond(config)}: "
             "choose another config of the study with --rank"
@@ -44,10 +46,10 @@ def _beyond(config: TrainConfig) -> str:
     return "a combination that it refuses"
 
 
-def why_no_job(config: TrainConfig, workload: Workload, origin: Origin) -> str:
+def why_no_job(config: TrainConfig, workload: Workload, origin: Origin, dimensions: Sequence[Dimension] = ()) -> str:
     """Why no job can be written that trains with `config`; empty where it can."""
     try:
-        check_exportable(config)
+        check_exportable(config, dimensions)
     except ConfigError as error:
         return str(error)
     if origin.kind == "replay":
@@ -80,6 +82,7 @@ def write_job(
     *,
     study_folder: Path,
     origin: Origin = REAL,
+    dimensions: Sequence[Dimension] = (),
 ) -> list[Path]:
     """Write ds_config.json, model.json, train.py with the job package it needs, and launch.sh.
 
@@ -90,6 +93,7 @@ def write_job(
         cluster: On what.
         study_folder: Where the study keeps models and functions that came as Python objects.
         origin: Whether anything was measured.
+        dimensions: The user's own, with their functions.
 
     Returns:
         The files written, launch.sh last.
@@ -98,10 +102,10 @@ def write_job(
         StoreError: The folder cannot be written, or the study's folder lacks the model.
         ConfigError: There is nothing that could train so.
     """
-    reason = why_no_job(record.config, workload, origin)
+    reason = why_no_job(record.config, workload, origin, dimensions)
     if reason:
         raise ConfigError(reason)
-    settings = deepspeed_config(record.config, workload, n_ranks=cluster.n_ranks)
+    settings = deepspeed_config(record.config, workload, n_ranks=cluster.n_ranks, dimensions=dimensions)
     templates = resources.files("bo_tuner.report.templates")
     launch = templates.joinpath("launch.sh").read_text(encoding="utf-8").replace("@COMMAND@", launch_command(cluster))
     launch = launch.replace("@PYTHON@", shlex.quote(sys.executable))

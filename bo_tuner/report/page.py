@@ -7,14 +7,17 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bo_tuner.budget import Spent
 from bo_tuner.config import TrainConfig
+from bo_tuner.errors import ConfigError
 from bo_tuner.objectives.training import DeepSpeedBackEnd, deepspeed_config
+from bo_tuner.objectives.training.dimensions import dimensions_found
 from bo_tuner.outcome import Measurement
 from bo_tuner.report.answer import Answer, Gain, answer_of, ratio
-from bo_tuner.report.export import why_no_job
+from bo_tuner.report.export import check_exportable, why_no_job
 from bo_tuner.report.frontier import frontiers, layout_label
 from bo_tuner.report.standing import as_deepspeed_counts, confirmation_text, plus_minus, remarks
 from bo_tuner.space import default_config
@@ -46,6 +49,8 @@ class ReportedStudy:
     """Of the last run; empty while it runs, and after it was killed."""
     storage_url: str | None = None
     """For the launch command, without its password; None for the default database."""
+    folder: Path = Path()
+    """Of the study's files."""
     started: datetime | None = None
     """When the first trial began."""
 
@@ -89,8 +94,7 @@ def _answer(answer: Answer, study: ReportedStudy) -> dict[str, Any]:
     config, measured = answer.best.config, answer.measurement
     manifest = study.manifest
     low, high = measured.samples_per_s_interval
-    settings = deepspeed_config(config, manifest.workload, n_ranks=manifest.cluster.n_ranks)
-    reason = why_no_job(config, manifest.workload, manifest.origin)
+    settings, reason = _settings(config, study)
     return {
         "name": config.name,
         "trial": answer.best.number,
@@ -111,8 +115,20 @@ def _answer(answer: Answer, study: ReportedStudy) -> dict[str, Any]:
         "command": _command(study),
         "is_default_storage": study.storage_url is None,
         "hides_password": "***" in (study.storage_url or ""),
-        "deepspeed": json.dumps(settings, indent=2) if DeepSpeedBackEnd().legal(config) else "",
+        "deepspeed": settings,
     }
+
+
+def _settings(config: TrainConfig, study: ReportedStudy) -> tuple[str, str]:
+    """The DeepSpeed config as text, empty where there is none; and why no job can be written, empty where one can."""
+    space, workload = study.manifest.space, study.manifest.workload
+    try:
+        check_exportable(config, space.dimensions)
+        dimensions = dimensions_found(space, workload, folder=study.folder)
+        settings = deepspeed_config(config, workload, n_ranks=study.manifest.cluster.n_ranks, dimensions=dimensions)
+    except ConfigError as error:
+        return "", str(error)
+    return json.dumps(settings, indent=2), why_no_job(config, workload, study.manifest.origin, dimensions)
 
 
 def _drew(measured: Measurement) -> str:

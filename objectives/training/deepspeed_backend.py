@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from bo_tuner.config import TrainConfig
+from bo_tuner.dimension import Dimension
 from bo_tuner.workload import OPTIMIZERS, Workload
 
 __all__ = ["DeepSpeedBackEnd", "deepspeed_config"]
@@ -18,10 +20,14 @@ _NEVER = 2**31 - 1
 
 class DeepSpeedBackEnd:
     """What DeepSpeed can run for us today: data parallelism with ZeRO 0 to 3, and pipelines with ZeRO 0 and 1. Of a table's own
-    dimensions it knows nothing.
+    dimensions it knows nothing; of a user's what they change.
 
     ZeRO 2 and 3 would reduce or gather in every micro-batch of a pipeline; DeepSpeed refuses them.
     """
+
+    def __init__(self, dimensions: Sequence[Dimension] = ()) -> None:
+        """Know the user's `dimensions`."""
+        self._names = {dimension.name for dimension in dimensions}
 
     def legal(self, config: TrainConfig) -> bool:
         """DeepSpeed runs `config`."""
@@ -30,11 +36,13 @@ class DeepSpeedBackEnd:
             and config.tensor_parallel == 1
             and config.pipeline_schedule == "1f1b"
             and config.offload == "none"
-            and not config.extra
+            and self._names.issuperset(name for name, _ in config.extra)
         )
 
 
-def deepspeed_config(config: TrainConfig, workload: Workload, *, n_ranks: int) -> dict[str, Any]:
+def deepspeed_config(
+    config: TrainConfig, workload: Workload, *, n_ranks: int, dimensions: Sequence[Dimension] = ()
+) -> dict[str, Any]:
     """The complete DeepSpeed config of one candidate.
 
     Buckets, by default 5e8 elements, are cut to the model's size, since DeepSpeed allocates them whole.
@@ -43,6 +51,10 @@ def deepspeed_config(config: TrainConfig, workload: Workload, *, n_ranks: int) -
         config: What to run.
         workload: What is trained.
         n_ranks: World size.
+        dimensions: The user's own; they change it last, one after the other.
+
+    Raises:
+        ConfigError: One of them cannot.
     """
     even = workload.n_parameters + workload.n_parameters % 2  # ZeRO 1 and 2 refuse an odd bucket
     bucket = min(_DEFAULT_BUCKET, max(even, _LEAST_BUCKET))
@@ -63,6 +75,9 @@ def deepspeed_config(config: TrainConfig, workload: Workload, *, n_ranks: int) -
     }
     if workload.precision != "fp32":
         settings[workload.precision] = {"enabled": True}
+    extra = dict(config.extra)
+    for dimension in dimensions:
+        settings = dimension.applied(settings, extra[dimension.name])
     return settings
 
 

@@ -15,6 +15,8 @@ from typing import Any
 
 from bo_tuner.cluster import Cluster
 from bo_tuner.config import TrainConfig
+from bo_tuner.dimension import Dimension
+from bo_tuner.errors import ConfigError
 from bo_tuner.nvml import Device
 from bo_tuner.objectives.base import EventSink
 from bo_tuner.objectives.launch import ForkServer
@@ -26,7 +28,7 @@ from bo_tuner.objectives.training.rank import PRELOAD
 from bo_tuner.objectives.training.silence import LEAST_S, Patience, SignsOfLife
 from bo_tuner.objectives.training.sources import JobSources, job_of
 from bo_tuner.objectives.training.watch import TrialWatch
-from bo_tuner.outcome import TrialLimits, TrialResult
+from bo_tuner.outcome import Outcome, TrialLimits, TrialResult
 from bo_tuner.workload import Workload
 
 __all__ = ["TrainingObjective", "rank_environment", "training_server"]
@@ -92,6 +94,7 @@ class TrainingObjective:
         sources: JobSources | None = None,
         longest_wait_s: float = 120.0,
         baseline: Baseline | None = None,
+        dimensions: Sequence[Dimension] = (),
         least_silence_s: float = LEAST_S,
         rank: str = _RANK,
     ) -> None:
@@ -106,6 +109,7 @@ class TrainingObjective:
             sources: Where ranks find model, data and optimizer; None follows from `workload`.
             longest_wait_s: Seconds that the user's data may take to give a micro-batch.
             baseline: Of the GPUs; None for one that is read before the first trial.
+            dimensions: The user's own, which change DeepSpeed's config.
             least_silence_s: A rank that gives no sign of life for less than this is not taken for hung.
             rank: `module:function` that each rank runs; another than the default is for tests, which break it.
         """
@@ -113,6 +117,7 @@ class TrainingObjective:
         self._sources = sources or JobSources.of(workload, server.run_dir)
         self._longest_wait_s = longest_wait_s
         self._workload = workload
+        self._dimensions = dimensions
         self._cluster = cluster
         self._server = server
         self._log_dir = log_dir
@@ -164,8 +169,12 @@ class TrainingObjective:
         logs = [self._log_dir / f"{config.name}.rank{rank}.log" for rank in range(n_ranks)]
         for log in logs:
             log.unlink(missing_ok=True)
+        try:
+            told = self._spec(config, limits, trial_dir, pulses.file)
+        except ConfigError as error:  # a change of the user's refuses what no other config had shown it
+            return TrialResult(outcome=Outcome.REJECTED, reason=str(error), limit_bytes=limits.memory_bytes)
         spec = trial_dir / "spec.json"
-        spec.write_text(json.dumps(self._spec(config, limits, trial_dir, pulses.file)), encoding="utf-8")
+        spec.write_text(json.dumps(told), encoding="utf-8")
         port = _free_port()
         started = time.monotonic()
         group = self._server.launch(
@@ -199,7 +208,9 @@ class TrainingObjective:
         return {
             "job": job_of(self._sources, config, self._workload, seed=self._seed_of(limits.data_draw)),
             "longest_of": limits.longest_of if self._sources.data else 0,
-            "ds_config": deepspeed_config(config, self._workload, n_ranks=self._cluster.n_ranks),
+            "ds_config": deepspeed_config(
+                config, self._workload, n_ranks=self._cluster.n_ranks, dimensions=self._dimensions
+            ),
             "longest_wait_s": self._longest_wait_s if self._sources.data else None,
             "device": self._cluster.device,
             "n_ranks": self._cluster.n_ranks,

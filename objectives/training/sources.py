@@ -20,7 +20,7 @@ from bo_tuner.partition import stage_bounds
 from bo_tuner.text import did_you_mean
 from bo_tuner.workload import OPTIMIZERS, ModelSpec, Workload
 
-__all__ = ["MODEL_FILE", "JobSources", "job_of", "model_spec", "named", "write_object"]
+__all__ = ["MODEL_FILE", "JobSources", "job_of", "model_spec", "named", "reference", "write_object"]
 
 MODEL_FILE = "model.pkl"
 """A model's structure, in a run's folder, a study's and an exported one."""
@@ -84,9 +84,9 @@ def model_spec(model: Any) -> ModelSpec:
         ModelError: It is nothing that can be trained.
     """
     if isinstance(model, str | Path) and ".py:" in str(model):
-        reference = _reference("MODEL", str(model), ModelError)
-        file, _, name = reference.rpartition(":")
-        return ModelSpec(name=f"{Path(file).stem}-{name}", architecture={}, source="function", function=reference)
+        whole = reference("MODEL", str(model), ModelError)
+        file, _, name = whole.rpartition(":")
+        return ModelSpec(name=f"{Path(file).stem}-{name}", architecture={}, source="function", function=whole)
     if isinstance(model, str | Path) and str(model).endswith(".py"):
         raise ModelError(f"MODEL must name a function in {model}, as {model}:FUNCTION")
     torch = sys.modules.get("torch")
@@ -111,13 +111,18 @@ def named(option: str, given: str | Callable[..., Any], folder: Path) -> str:
         write_object(given, folder / f"{name}.pkl", option)
         return name
     if isinstance(given, str) and ".py:" in given:
-        return _reference(option, given, ConfigError)
+        return reference(option, given, ConfigError)
     builtin = ", ".join(OPTIMIZERS) + ", " if option == "--optimizer" else ""
     near = did_you_mean(str(given), OPTIMIZERS) if option == "--optimizer" else ""
     raise ConfigError(f"{option} must be {builtin}FILE.py:FUNCTION or a Python function; got {given!r}{near}")
 
 
-def _reference(option: str, given: str, error_class: type[ConfigError]) -> str:
+def reference(option: str, given: str, error_class: type[ConfigError]) -> str:
+    """`FILE.py:FUNCTION` with the file's whole path, which is looked at and not run.
+
+    Raises:
+        ConfigError: It defines no such name; of `error_class`, and names `option`.
+    """
     from bo_tuner.objectives.training.job.errors import JobError
     from bo_tuner.objectives.training.job.functions import find_function
 
@@ -143,7 +148,7 @@ def write_object(value: Any, file: Path, what: str) -> None:
         except Exception as error:
             text = " ".join(str(error).split())
             raise ModelError(
-                f"{what} must be something that pickles, so that the training processes get it, and "
+                f"{what} must be something that pickles, so that other processes get it, and "
                 f"{getattr(value, '__name__', type(value).__name__)} does not: {type(error).__name__}: {text}"
             ) from error
     file.write_bytes(data)

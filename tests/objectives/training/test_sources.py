@@ -122,7 +122,7 @@ def test_what_does_not_pickle_is_named_in_one_line_and_leaves_no_file(tmp_path: 
     with pytest.raises(ModelError) as caught:
         named("--data", lambda: lock, tmp_path)
     assert str(caught.value) == (
-        "--data must be something that pickles, so that the training processes get it, and <lambda> does not: "
+        "--data must be something that pickles, so that other processes get it, and <lambda> does not: "
         "TypeError: cannot pickle '_thread.lock' object"
     )
     assert list(tmp_path.iterdir()) == []
