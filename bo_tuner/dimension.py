@@ -212,7 +212,13 @@ class Dimension:
     @classmethod
     def from_dict(cls, name: str, data: Mapping[str, Any]) -> Dimension:
         """The inverse of `to_dict`, where what is not a path is still to be found."""
-        return cls(**{**data, "name": name, "values": tuple(data["values"])})
+        return cls(
+            name=name,
+            values=tuple(data["values"]),
+            path=data.get("path", ""),
+            source=data.get("source", ""),
+            digest=data.get("digest", ""),
+        )
 
 
 def check_apart(dimensions: Sequence[Dimension]) -> None:

@@ -22,7 +22,8 @@ SETTINGS: dict[str, Any] = {"train_batch_size": 8, "zero_optimization": {"stage"
 
 
 def dimension(**given: Any) -> Dimension:
-    return Dimension(**{"name": "own", "path": BUCKET, **given})
+    usual: dict[str, Any] = {"name": "own", "path": BUCKET, **given}
+    return Dimension(**usual)
 
 
 @pytest.mark.parametrize(
@@ -147,9 +148,8 @@ BOTH = (dimension(name="b", values=(3, 1, 2)), dimension(name="a", values=("x", 
 
 
 def space(*dimensions: Dimension, **given: Any) -> SearchSpace:
-    return SearchSpace(
-        **{"zero_stages": (0, 3), "batch_rule": BatchRule.of(global_batch=4), **given}, dimensions=dimensions
-    )
+    usual: dict[str, Any] = {"zero_stages": (0, 3), "batch_rule": BatchRule.of(global_batch=4), **given}
+    return SearchSpace(**usual, dimensions=dimensions)
 
 
 def test_candidates_are_the_product_and_the_default_has_first_values(cluster: Cluster) -> None:
