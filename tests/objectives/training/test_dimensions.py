@@ -182,8 +182,7 @@ def test_a_function_from_python_is_found_in_the_studys_folder(tmp_path: Path) ->
         "dimension-own",
         ["dimension-own.pkl"],
     )
-    built = replace(TOY, n_parameters=10**9)  # as a study knows it once the model was built
-    (again,) = found(own, tmp_path, built)
+    (again,) = found(own, tmp_path)
     assert again.applied({}, 2.0) == {"gradient_clipping": 0.5}
     (tmp_path / "dimension-own.pkl").unlink()
     with pytest.raises(
@@ -207,7 +206,8 @@ def test_a_function_in_a_file_is_found_there_while_it_does_the_same(
     settings = {"zero_optimization": {"stage": 3, "reduce_bucket_size": 100}}
     file.write_text(f"# moved down\n{CODE}", encoding="utf-8")
     forget()
-    assert found(own, tmp_path)[0].applied(settings, 0.5)["zero_optimization"]["reduce_bucket_size"] == 50
+    built = replace(TOY, n_parameters=10**9)  # as a study knows it once the model was built; it decides the buckets
+    assert found(own, tmp_path, built)[0].applied(settings, 0.5)["zero_optimization"]["reduce_bucket_size"] == 50
     file.write_text(CODE.replace("* value)", "* value) // 2"), encoding="utf-8")
     forget()
     with pytest.raises(
