@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from bo_tuner.config import TrainConfig
 from bo_tuner.models.choices import Choices, Floats, Problem
 from bo_tuner.models.cost import TIME_PARTS, times_of
-from bo_tuner.models.memory import MEMORY_PARTS, memory_of
+from bo_tuner.models.memory import memory_of
 
 __all__ = ["MEMORY_GROUPS", "Landscape", "Map", "Places", "alike"]
 
@@ -27,6 +27,8 @@ _DOUBLED = ("micro_batch_size", "grad_accum_steps", "pipeline_depth", "tensor_pa
 _RANGE = 3.0
 """Of any other number, from its least to its greatest: as far as three doublings."""
 
+_WIDE = 8
+"""From the least to the greatest: such a range is one of orders of magnitude."""
 _LENGTH = 3.0
 """Doublings over which neighbours have much in common (the length scale of a Matern 5/2 kernel)."""
 _DIFFERENT = 0.4
@@ -78,7 +80,8 @@ class Map:
         self._n_ranks = n_ranks
         self._axes = _axes(candidates)
         self._places: dict[TrainConfig, int] = {config: place for place, config in enumerate(candidates)}
-        self._all = self._rows(candidates)
+        self.everything = self._rows(candidates)
+        """Of all candidates."""
         self.expects = problem is not None and bool(self._is_known(candidates).any())
         """False where nothing is known of speed and memory."""
 
@@ -87,10 +90,10 @@ class Map:
         places = [self._places.get(config, -1) for config in configs]
         new = [config for config, place in zip(configs, places, strict=True) if place < 0]
         if not new:
-            return self._all.at(np.array(places, dtype=np.int64))
-        fresh = iter(range(len(self._all), len(self._all) + len(new)))
+            return self.everything.at(np.array(places, dtype=np.int64))
+        fresh = iter(range(len(self.everything), len(self.everything) + len(new)))
         found = np.array([place if place >= 0 else next(fresh) for place in places], dtype=np.int64)
-        return Landscape.together([self._all, self._rows(new)]).at(found)
+        return Landscape.together([self.everything, self._rows(new)]).at(found)
 
     def _rows(self, configs: Sequence[TrainConfig]) -> Landscape:
         rows = [config.params() for config in configs]
@@ -177,7 +180,10 @@ class _Axis:
             return self.values.index(value) if value in self.values else len(self.values)
         if self.is_doubled:
             return math.log2(value)
-        return _RANGE * (value - self.values[0]) / (self.values[-1] - self.values[0])
+        first, last = self.values[0], self.values[-1]
+        if first > 0 and last / first >= _WIDE:
+            return _RANGE * math.log(value / first) / math.log(last / first)
+        return float(_RANGE * (value - first) / (last - first))
 
 
 def _axes(candidates: Iterable[TrainConfig]) -> Mapping[str, _Axis]:
