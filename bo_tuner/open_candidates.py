@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from bo_tuner.config import TrainConfig
-from bo_tuner.space import SearchSpace
+from bo_tuner.space import BatchRule, SearchSpace
 from bo_tuner.trial import TrialRecord, best_of, holds
 
 __all__ = ["MemoryProof", "OpenCandidates", "memory_proofs"]
@@ -85,6 +85,11 @@ class OpenCandidates:
     def all(self) -> tuple[TrainConfig, ...]:
         """Every legal config of the ladder."""
         return self._candidates
+
+    @property
+    def batch_rule(self) -> BatchRule:
+        """What the global batch may be."""
+        return self._space.batch_rule
 
     def standing(self, records: Sequence[TrialRecord]) -> list[TrialRecord]:
         """The trials that still say something: all but those that a lower memory limit than today's ended."""

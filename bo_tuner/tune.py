@@ -251,7 +251,8 @@ def tune(
         balance: Stages are balanced by the measured `time` of layers, or by their `parameters`.
         recompute: Whether activations are recomputed: `both` tries it, `on`, `off`.
         dimensions: What else to try: each a `Dimension`, `NAME=VALUE,VALUE:PATH`, or `FILE.py:FUNCTION`, which returns one or a list.
-        sampler: `bo`, Bayesian optimization over what the cost model expects; `tpe`, `random` or `grid`.
+        sampler: Who chooses the next config: `bo`, Bayesian optimization over what the cost model expects; `tpe`, `gp`, `random`, `grid`, or by rule
+            `climb`, `doubling` or `deepspeed` (see the manual).
         min_gain: The study ends before its budget once the probability that any remaining config is faster than the best by more than this
             fraction ("1%") is under 5 %, which only `bo` can tell; 0 goes on to the end of the budget.
         precision_target: A trial ends once the 95 % interval of its median step time is narrower than this fraction of it ("2%").

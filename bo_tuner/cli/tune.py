@@ -98,7 +98,7 @@ def tune(
             show_default="none",
         ),
     ] = None,
-    sampler: Annotated[str, typer.Option(help="bo, tpe, random or grid.")] = "bo",
+    sampler: Annotated[str, typer.Option(help="bo, tpe, gp, random, grid, climb, doubling or deepspeed.")] = "bo",
     min_gain: Annotated[
         str,
         typer.Option(

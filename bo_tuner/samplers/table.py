@@ -8,6 +8,7 @@ from bo_tuner.errors import ConfigError
 from bo_tuner.models.choices import Problem
 from bo_tuner.open_candidates import OpenCandidates
 from bo_tuner.samplers.base import CandidateSampler
+from bo_tuner.samplers.heuristics import ClimbSampler, DeepSpeedSampler, DoublingSampler
 from bo_tuner.samplers.plain import GridSampler, RandomSampler
 from bo_tuner.samplers.shadow import ShadowSampler
 from bo_tuner.text import did_you_mean
@@ -27,11 +28,21 @@ def _tpe(candidates: OpenCandidates, seed: int, problem: Problem | None) -> Cand
     return ShadowSampler(candidates, seed=seed, make=lambda ask_seed: optuna.samplers.TPESampler(seed=ask_seed))
 
 
+def _gp(candidates: OpenCandidates, seed: int, problem: Problem | None) -> CandidateSampler:
+    from bo_tuner.samplers.gp import SingleThreadGPSampler
+
+    return ShadowSampler(candidates, seed=seed, make=lambda ask_seed: SingleThreadGPSampler(seed=ask_seed))
+
+
 SAMPLERS: dict[str, Callable[[OpenCandidates, int, Problem | None], CandidateSampler]] = {
     "bo": _bo,
     "tpe": _tpe,
+    "gp": _gp,
     "random": lambda candidates, seed, _: RandomSampler(candidates, seed=seed),
     "grid": lambda candidates, seed, _: GridSampler(candidates, seed=seed),
+    "climb": lambda candidates, seed, _: ClimbSampler(candidates, seed=seed),
+    "doubling": lambda candidates, seed, _: DoublingSampler(candidates, seed=seed),
+    "deepspeed": lambda candidates, seed, problem: DeepSpeedSampler(candidates, seed=seed, problem=problem),
 }
 """Name -> factory(candidates, seed, problem)."""
 

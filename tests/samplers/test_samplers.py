@@ -96,11 +96,13 @@ def optuna_is_quiet() -> Iterator[None]:
 
 # -- the contract, for every sampler -------------------------------------------------------------------------------
 
+SEEDLESS = ("grid", "doubling", "climb", "deepspeed")
+"""They draw nothing."""
 every_sampler = pytest.mark.parametrize("name", SAMPLERS)
 
 
 def test_the_samplers_are_those_that_the_readme_and_help_name() -> None:
-    assert set(SAMPLERS) >= {"tpe", "random", "grid"}
+    assert set(SAMPLERS) >= {"tpe", "gp", "random", "grid", *SEEDLESS}
 
 
 @every_sampler
@@ -195,7 +197,7 @@ def test_the_same_seed_gives_the_same_sequence(name: str) -> None:
     assert names(first) == names(second)
 
 
-@pytest.mark.parametrize("name", [name for name in SAMPLERS if name != "grid"])
+@pytest.mark.parametrize("name", [name for name in SAMPLERS if name not in SEEDLESS])
 def test_another_seed_gives_another_sequence(name: str) -> None:
     found = {
         tuple(names(go_on(make_sampler(name, candidates_of(SMALL), seed=seed), [], 6, with_memory)))
@@ -443,3 +445,24 @@ def test_what_a_lower_limit_ended_is_not_told_to_a_sampler(name: str) -> None:
     old = TrialRecord(number=0, config=candidates_of(SMALL).all[0], result=guarded)
     with_old, without = (make_sampler(name, candidates_of(SMALL), seed=3).next_config(known) for known in ([old], []))
     assert with_old == without
+
+
+def test_optunas_gaussian_process_is_steered_by_what_ran_once_five_trials_did() -> None:
+    found = [go_on(make_sampler("gp", candidates_of(WIDE), seed=seed), [], 14, hill) for seed in range(3)]
+    start, steered = (
+        mean(record.samples_per_s or 0.0 for records in found for record in records[part])
+        for part in (slice(5), slice(5, None))
+    )
+    assert steered > 1.3 * start
+
+
+def test_a_proposal_of_the_gaussian_process_leaves_torchs_threads_as_they_were() -> None:
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        go_on(make_sampler("gp", candidates_of(WIDE), seed=0), [], 7, hill)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
