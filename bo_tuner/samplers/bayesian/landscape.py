@@ -45,6 +45,8 @@ class Landscape:
     """Shape (configs, dimensions): which of its values each other dimension has."""
     log_rate: Floats
     """Expected, of samples/s; 0 where nothing is."""
+    log_rule: Floats
+    """What holds for every model: how rates differ by waiting in pipelines and by recomputing."""
     shares: Floats
     """Shape (configs, parts of a step): how much of the expected step each takes."""
     step_s: Floats
@@ -114,6 +116,7 @@ class Map:
         n = len(configs)
         found = {
             "log_rate": np.zeros(n),
+            "log_rule": _rule(configs, self._n_ranks),
             "shares": np.zeros((n, len(TIME_PARTS))),
             "step_s": np.ones(n),
             "memory": _proportions(configs, self._n_ranks),
@@ -151,6 +154,15 @@ def _proportions(configs: Sequence[TrainConfig], n_ranks: int) -> Floats:
     of_batch = choices.micro_batch / choices.tensor
     kept = np.where(choices.recomputes, 1 / 7, 1.0) * choices.in_flight / choices.depth
     return np.stack([states / model_ranks, of_batch * kept, of_batch / 7], axis=1)
+
+
+def _rule(configs: Sequence[TrainConfig], n_ranks: int) -> Floats:
+    """Logarithm of what a pipeline of equal stages leaves of the rate, m / (m + d - 1), or all of it for 2BW (Narayanan et al., arXiv 2104.04473,
+    section 2.2; arXiv 2006.09503, section 3.1), and of 3 / 4 for a forward pass more."""
+    choices = Choices.of(configs, n_ranks)
+    waits = np.where(choices.is_2bw, 0.0, (choices.depth - 1) / choices.accumulation)
+    found: Floats = -np.log1p(waits) - np.where(choices.recomputes, np.log(4 / 3), 0.0)
+    return found
 
 
 def alike(ours: Landscape, theirs: Landscape) -> Floats:

@@ -54,6 +54,10 @@ class Belief:
     weight: float
     """Probability before anything is measured."""
 
+    def expected(self, where: Landscape) -> Floats:
+        """Log rates, but for a common factor."""
+        return where.log_rate if self.trusts else where.log_rule
+
 
 def beliefs(*, expects: bool) -> list[Belief]:
     """All that are weighed.
@@ -133,7 +137,7 @@ class _Fit:
 
     @classmethod
     def of(cls, belief: Belief, measured: Measured, common: Floats) -> _Fit:
-        residuals = measured.log_rate - measured.where.log_rate if belief.trusts else measured.log_rate
+        residuals = measured.log_rate - belief.expected(measured.where)
         lowest = np.median(residuals) - _SLOWEST * (1 if belief.trusts else 3)
         residuals = np.maximum(residuals, lowest)
         centre = float(residuals.mean())
@@ -154,7 +158,7 @@ class _Fit:
         mean = self.centre + self.whitened @ shared
         return Prediction(
             weight=weight,
-            mean=mean + candidates.log_rate if belief.trusts else mean,
+            mean=mean + belief.expected(candidates),
             sd=np.sqrt(np.maximum(variance, _JITTER)),
         )
 
