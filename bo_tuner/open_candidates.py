@@ -74,6 +74,9 @@ class OpenCandidates:
         """
         self._candidates = tuple(candidates)
         self._layouts = tuple(config.layout for config in self._candidates)
+        self._families: dict[TrainConfig, list[TrainConfig]] = {}
+        for config, layout in zip(self._candidates, self._layouts, strict=True):
+            self._families.setdefault(layout, []).append(config)
         self._space = space
         self.n_ranks = n_ranks
         """World size."""
@@ -120,13 +123,14 @@ class OpenCandidates:
 
     def _edge(self, records: Sequence[TrialRecord], proofs: dict[TrainConfig, MemoryProof]) -> list[TrainConfig]:
         found: list[TrainConfig] = []
+        own_layouts = [(record, record.config.layout) for record in records] if proofs else []
         for layout, proof in proofs.items():
             ran = [
                 record.config.micro_batch_size
-                for record in records
-                if record.config.layout == layout and record.has_run and not _is_proof(record, self.limit_bytes)
+                for record, own in own_layouts
+                if own == layout and record.has_run and not _is_proof(record, self.limit_bytes)
             ]
             if ran and max(ran) < proof.micro_batch_size:
-                family = [config for config, own in zip(self._candidates, self._layouts, strict=True) if own == layout]
+                family = self._families.get(layout, [])
                 found += self._space.refined(family, fits=max(ran), fails=proof.micro_batch_size, n_ranks=self.n_ranks)
         return found

@@ -36,6 +36,9 @@ _COOLING = 0.8
 _START_UP_S = 20.0
 """Of a trial, until one has told."""
 _USUAL_STEPS = 8
+_MOST_WEIGHED = 5000
+_MOST_MEMORY = 2.0
+"""Times the limit: what is expected to need more is not worth weighing as long as other candidates are many."""
 _FEWEST_TO_STOP = 4
 """Trials that ran, before it may be said that nothing better is left."""
 
@@ -70,7 +73,7 @@ class BayesianSampler(CandidateSampler):
     def choose(self, records: Sequence[TrialRecord], candidates: Sequence[TrainConfig]) -> TrainConfig:
         """The one that promises most."""
         known = _Known.of(records, self._map)
-        there = self._map.of(candidates)
+        candidates, there = self._worth_weighing(candidates)
         score = np.log(self._runs(known, there)) + self._promise(known, there)
         ties = np.flatnonzero(score >= score.max() - 1e-9)
         return candidates[random.Random(f"{self._seed}/{len(records)}").choice(ties.tolist())]
@@ -82,9 +85,21 @@ class BayesianSampler(CandidateSampler):
         candidates = self._candidates.open(records)
         if not candidates or len(known.measured) < _FEWEST_TO_STOP:
             return None
-        there = self._map.of(candidates)
+        candidates, there = self._worth_weighing(candidates)
         level = known.best + math.log1p(min_gain)
         return chance_of_gain(self._predictions(known, there), self._runs(known, there), level)
+
+    def _worth_weighing(self, candidates: Sequence[TrainConfig]) -> tuple[Sequence[TrainConfig], Landscape]:
+        """All, or where they are very many, those that should be fastest and as many others at random."""
+        there = self._map.of(candidates)
+        if len(candidates) <= 2 * _MOST_WEIGHED:
+            return candidates, there
+        by_rate = there.log_rate if self._map.expects else there.log_rule
+        may_fit = there.memory.sum(axis=1) <= _MOST_MEMORY * self._limit_bytes
+        order = np.argsort(-np.where(may_fit, by_rate, by_rate.min() - 1), kind="stable")
+        drawn = np.random.default_rng(self._seed).choice(order[_MOST_WEIGHED:], _MOST_WEIGHED, replace=False)
+        chosen = np.sort(np.concatenate([order[:_MOST_WEIGHED], drawn]))
+        return [candidates[place] for place in chosen], there.at(chosen)
 
     def _promise(self, known: _Known, there: Landscape) -> Floats:
         """Logarithm of what a trial may gain over what it costs."""
