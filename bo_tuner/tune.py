@@ -36,7 +36,7 @@ from bo_tuner.report import (
 )
 from bo_tuner.report.export import check_exportable
 from bo_tuner.report.page import begun
-from bo_tuner.samplers import make_sampler
+from bo_tuner.samplers import asks_for_expectations, make_sampler
 from bo_tuner.space import SearchSpace
 from bo_tuner.storage import Manifest
 from bo_tuner.trial import TrialRecord, best_of
@@ -319,7 +319,8 @@ def _driven(opening: StudyOpening, options: TuneOptions, budget: Budget, started
         records, problem = store.records(), None
         if candidates.open(records) and not budget.is_used_up(store.spent(records)):
             opening.start()
-            problem = opening.problem(manifest)
+            if asks_for_expectations(options.sampler):
+                problem = opening.problem(manifest)
         if problem is not None:
             longest_step_s = math.inf if manifest.space.batch_rule.kind == "fixed" else opening.longest_step_s
             line = outlook(problem, configs, limit_bytes=opening.memory_bytes, longest_step_s=longest_step_s)

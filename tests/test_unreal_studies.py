@@ -34,10 +34,10 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.fixture
 def replay(tmp_path: Path) -> Replay:
-    """`replay(group, ...)` tunes a group of the made-up table."""
+    """`replay(group, ...)` tunes a group of the made-up table, to the end of the budget."""
 
     def run(group: str = "mixed", **options: Any) -> TuneResult:
-        usual: dict[str, Any] = {"progress": SilentProgress(), **options}
+        usual: dict[str, Any] = {"progress": SilentProgress(), "min_gain": 0, **options}
         table = usual.pop("table", None) or write_table(tmp_path)
         return tune(replay=table, group=group, **usual)
 
@@ -50,6 +50,7 @@ def simulate(model: str = "bert-tiny", **options: Any) -> TuneResult:
         "cluster": "2x4xV100-16GB",
         "seq_len": 64,
         "budget": "6 trials",
+        "min_gain": 0,
         "progress": SilentProgress(),
         **options,
     }

@@ -13,7 +13,7 @@ from bo_tuner.samplers.plain import GridSampler, RandomSampler
 from bo_tuner.samplers.shadow import ShadowSampler
 from bo_tuner.text import did_you_mean
 
-__all__ = ["SAMPLERS", "make_sampler"]
+__all__ = ["SAMPLERS", "asks_for_expectations", "make_sampler"]
 
 
 def _bo(candidates: OpenCandidates, seed: int, problem: Problem | None) -> CandidateSampler:
@@ -45,6 +45,14 @@ SAMPLERS: dict[str, Callable[[OpenCandidates, int, Problem | None], CandidateSam
     "deepspeed": lambda candidates, seed, problem: DeepSpeedSampler(candidates, seed=seed, problem=problem),
 }
 """Name -> factory(candidates, seed, problem)."""
+
+
+_EXPECTING = ("bo", "deepspeed")
+
+
+def asks_for_expectations(name: str) -> bool:
+    """The sampler of that name makes use of a `Problem`, which costs some seconds to find out where trials are real."""
+    return name in _EXPECTING
 
 
 def check_sampler_name(name: str) -> None:

@@ -21,7 +21,20 @@ if TYPE_CHECKING:
 Run = Callable[..., CompletedProcess[str]]
 Open = Callable[..., "AbstractContextManager[Terminal]"]
 
-LONG_TRIAL = ["--device", "cpu", "--ranks", "2", "--seq-len", "128", "--global-batch", "1024", "--zero-stages", "0"]
+LONG_TRIAL = [
+    "--device",
+    "cpu",
+    "--ranks",
+    "2",
+    "--seq-len",
+    "128",
+    "--global-batch",
+    "1024",
+    "--zero-stages",
+    "0",
+    "--sampler",
+    "tpe",
+]
 """The first trial alone takes minutes."""
 STUDY = "watched"
 LINE = re.compile(r"^trial +(\d+)  \S+ +.*\[.+ left\]$", re.MULTILINE)

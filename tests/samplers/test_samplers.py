@@ -96,7 +96,7 @@ def optuna_is_quiet() -> Iterator[None]:
 
 # -- the contract, for every sampler -------------------------------------------------------------------------------
 
-SEEDLESS = ("grid", "doubling", "climb", "deepspeed")
+SEEDLESS = ("bo", "grid", "doubling", "climb", "deepspeed")
 """They draw nothing."""
 every_sampler = pytest.mark.parametrize("name", SAMPLERS)
 
