@@ -6,7 +6,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["LayerProfile", "ModelProfile", "Recomputed", "Tie"]
+__all__ = ["WIDE", "LayerProfile", "ModelProfile", "Recomputed", "Tie"]
+
+WIDE = 8
+"""A product that makes over so many times as many features as it reads is wide: those of a block make up to 4 times as many, or 16/3
+of a gated one in one matrix; a vocabulary is wide unless the model is very large."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +52,8 @@ class LayerProfile:
     working_bytes: int = 0
     """Most that is alive for a moment beyond what is kept, in either pass: of a head the logits in fp32 and their gradient. Gradients
     of activations are among it, those of weights are not."""
+    wide_bytes: int = 0
+    """Written by products with weights that make over `WIDE` times as many features as they read: logits."""
     is_block: bool = False
     """One of the layers alike that recomputation applies to."""
     recomputed: Recomputed | None = None

@@ -64,6 +64,10 @@ class Hardware:
     """Host time to launch one operation: below it no kernel pays."""
     launches_ahead: bool = True
     """The host queues operations and goes on, as for a GPU; False where it does the work itself."""
+    wide_s_per_byte: float = 0.0
+    """What a product with a matrix many times as wide as it is long takes beyond the rate of `matmul`, for each byte on its wide side."""
+    update_s: float | None = None
+    """Of one parameter by Adam; None as long as its memory traffic takes."""
     source: str
     """Data sheets, or `measured here`."""
 

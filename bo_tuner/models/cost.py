@@ -8,7 +8,9 @@ import numpy as np
 
 from bo_tuner.config import TrainConfig
 from bo_tuner.models.choices import Choices, Floats, Problem
+from bo_tuner.models.software import ADAM_BYTES
 from bo_tuner.models.stages import Stages, by_depth, stages_of
+from bo_tuner.models.traffic import gradients_s
 
 __all__ = ["TIME_PARTS", "StageTimes", "Times", "stage_times", "times_of"]
 
@@ -29,7 +31,7 @@ class Times:
     exchange: Floats
     """Messages between stages."""
     gradients: Floats
-    """Reducing gradients, and under ZeRO gathering weights, as far as nothing hides it."""
+    """Reducing gradients, and under ZeRO gathering weights, as far as nothing hides it; on a CPU with the copies around it."""
     optimizer: Floats
     fixed: Floats
     """Of the framework, whatever is trained."""
@@ -47,8 +49,7 @@ def times_of(problem: Problem, choices: Choices) -> Times:
     in Narayanan et al., arXiv 2104.04473, section 2.2), one of PipeDream-2BW m times the slowest (arXiv 2006.09503, section 3.1).
     How many round trips of a message lie on the way through a step is proven for even stages in `bo_tuner.schedules`.
     A block's tensor-parallel ranks reduce its output 4 times, 6 with recomputation, in rings of 2 (t - 1) / t of its bytes (Shoeybi et
-    al., arXiv 1909.08053, section 3). ZeRO 0 moves 2 elements a parameter and step, stage 1 the same as reduce-scatter and
-    all-gather, stage 2 one more for each further micro-batch, stage 3 three for each (arXiv 1910.02054, section 7).
+    al., arXiv 1909.08053, section 3). `bo_tuner.models.traffic` tells what data-parallel ranks move.
 
     Args:
         problem: What is trained, and on what.
@@ -88,7 +89,7 @@ def stage_times(problem: Problem, config: TrainConfig) -> StageTimes:
 
 
 def _of_one_depth(problem: Problem, choices: Choices, stages: Stages) -> dict[str, Floats]:
-    software, hardware = problem.software, problem.hardware
+    software = problem.software
     m, depth = choices.accumulation, choices.depth
     layers, tensor_share = _layer_times(problem, choices, stages)
     of_stage = layers @ stages.n_layers.T
@@ -110,8 +111,10 @@ def _of_one_depth(problem: Problem, choices: Choices, stages: Stages) -> dict[st
         "tensor": tensor,
         "bubble": waits,
         "exchange": 2 * _one_way(problem, choices, stages) * round_trips,
-        "gradients": _gradients(problem, choices, n_parameters, once / depth),
-        "optimizer": software.optimizer_bytes * n_parameters / sharded / hardware.memory_bytes_per_s,
+        "gradients": gradients_s(
+            problem, choices, n_parameters=n_parameters, n_tied=stages.n_tied, backward_and_forward_s=once / depth
+        ),
+        "optimizer": _update_s(problem) * n_parameters / sharded,
         "fixed": np.full(len(choices), software.step_s),
     }
 
@@ -152,6 +155,7 @@ def _layer_times(problem: Problem, choices: Choices, stages: Stages) -> tuple[Fl
         stages.each("matmul_flops") * batch / tensor / (rate.peak_flops_per_s * efficiency)
         + stages.each("attention_flops") * batch / tensor / hardware.attention_flops_per_s
         + moved / hardware.memory_bytes_per_s
+        + stages.each("wide_bytes") * batch / tensor * hardware.wide_s_per_byte
     )
     passes = 3.0 + np.where(choices.recomputes[:, None], stages.repeated, 0.0)
     n_reduces = np.where(stages.each("is_block") > 0, passes * 2 - 2, 0.0)
@@ -174,39 +178,9 @@ def _layer_times(problem: Problem, choices: Choices, stages: Stages) -> tuple[Fl
     return together, reduces * np.where(device > 0, together / np.maximum(device, 1e-30), 0.0)
 
 
-def _gradients(problem: Problem, choices: Choices, n_parameters: Floats, backward_and_forward: Floats) -> Floats:
-    """Seconds of data-parallel traffic that nothing hides.
-
-    Args:
-        problem: What is trained, and on what.
-        choices: Of one depth.
-        n_parameters: Trained ones of the fullest stage on one tensor rank.
-        backward_and_forward: Seconds of one micro-batch in an average stage, of which two thirds are the backward pass.
-    """
-    hardware, software, constants = problem.hardware, problem.software, problem.constants
-    data, tensor, m, zero = choices.data, choices.tensor, choices.accumulation, choices.zero_stage
-    is_16_bit = problem.profile.element_bytes == 2
-    element = problem.profile.element_bytes
-    of_gradient = software.gradient_bytes if is_16_bit else 4
-    near, far = hardware.inside, hardware.between
-    # The groups of one node, as many as its tensor ranks, share its way out.
-    groups = np.maximum(np.minimum(tensor, problem.node_size), 1.0)
-    speed = np.where(
-        data * tensor <= problem.node_size, near.bytes_per_s, np.minimum(near.bytes_per_s, far.bytes_per_s / groups)
-    )
-    ring = (data - 1) / data * n_parameters / speed * (1 + constants.node_toll * np.log2(problem.n_nodes))
-    reduce_scatter, all_gather = ring * of_gradient, ring * element
-    # Where the host does the work itself, reducing takes the time that passes would need.
-    hidden = constants.hidden * backward_and_forward if hardware.launches_ahead else np.zeros_like(data)
-    shown = {
-        0: np.maximum(2 * reduce_scatter - hidden * 2 / 3, constants.least_shown * 2 * reduce_scatter),
-        1: reduce_scatter + all_gather,
-        2: all_gather + np.maximum(reduce_scatter - hidden * 2 / 3, constants.least_shown * reduce_scatter) * m,
-        3: np.maximum(
-            (2 * all_gather + reduce_scatter) - hidden,
-            constants.least_shown * (2 * all_gather + reduce_scatter),
-        )
-        * m,
-    }
-    seconds = np.select([zero == stage for stage in shown], list(shown.values()))
-    return np.where(data > 1, seconds + constants.rank_toll_s * data, 0.0)
+def _update_s(problem: Problem) -> float:
+    """Of one parameter: as its memory traffic tells, the optimizer's own part as measured where it was."""
+    software, hardware = problem.software, problem.hardware
+    if hardware.update_s is None:
+        return software.optimizer_bytes / hardware.memory_bytes_per_s
+    return hardware.update_s + (software.optimizer_bytes - ADAM_BYTES) / hardware.memory_bytes_per_s

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bo_tuner.profile import LayerProfile, ModelProfile, Recomputed, Tie
+from bo_tuner.profile import WIDE, LayerProfile, ModelProfile, Recomputed, Tie
 
 __all__ = ["profile_of_shape"]
 
@@ -129,6 +129,7 @@ def profile_of_shape(
         matmul_flops=2 * s * h * vocab,
         attention_flops=0,
         moved_bytes=s * (norm_moved + vocab * (e + 3 * _SINGLE)),
+        wide_bytes=s * e * vocab if vocab > WIDE * h else 0,
         n_operations=n_norm + 4,
         kept_bytes=head_whole + s * _SINGLE * vocab,
         whole_kept_bytes=head_whole,

@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["DEEPSPEED", "FRAMEWORKS", "MEGATRON", "NANOTRON", "Software", "framework_of"]
+__all__ = ["ADAM_BYTES", "DEEPSPEED", "FRAMEWORKS", "MEGATRON", "NANOTRON", "Software", "framework_of"]
+
+
+ADAM_BYTES = 30
+"""Of `Software.optimizer_bytes`, what is Adam's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +29,11 @@ class Software:
     """Host time once an optimizer step. Fitted."""
     optimizer_bytes: int = 40
     """Memory traffic of the optimizer for one parameter: Adam reads gradient, master weight and two moments and writes three and
-    the 16-bit weight, 30 bytes, and the norm and the unscaling of gradients pass over them once more."""
+    the 16-bit weight, `ADAM_BYTES`, and the norm and the unscaling of gradients pass over them once more."""
+    gradient_passes: tuple[int, int, int, int] = (0, 0, 0, 0)
+    """Times that gradients are read or written around each of their reductions under ZeRO 0 to 3, where the host does it."""
+    weight_passes: int = 0
+    """Likewise weights around each of their gatherings."""
     bucket_elements: int = 0
     """Elements of each of the two buffers that gradients are reduced in under ZeRO 1 to 3, at most those of the model; 0 for none."""
     context_bytes: int = 750_000_000
@@ -44,8 +52,17 @@ class Software:
     """What pipeline stages are given alike: as many blocks, as much arithmetic in greedy order, or the least costliest stage."""
 
 
+# Passes as in DeepSpeed 0.19. Gradients, ZeRO 0 (runtime/engine.py, allreduce_and_copy): flattened, scaled, copied back; 1 and 2
+# (runtime/zero/stage_1_and_2.py, reduce_ipg_grads): copied into a bucket, flattened, divided, copied out; 3 (runtime/zero/stage3.py) as
+# many. Weights: into and out of the flat tensor that is gathered. Each reads and writes.
 DEEPSPEED = Software(
-    name="deepspeed", gradient_bytes=2, host_factor=10.0, bucket_elements=500_000_000, partition="cost"
+    name="deepspeed",
+    gradient_bytes=2,
+    host_factor=10.0,
+    gradient_passes=(6, 8, 8, 8),
+    weight_passes=4,
+    bucket_elements=500_000_000,
+    partition="cost",
 )
 MEGATRON = Software(name="megatron", gradient_bytes=4, host_factor=10.3, exchange_s=1.2e-3, step_s=0.016)
 NANOTRON = Software(

@@ -34,6 +34,8 @@ class Stages:
     """Index of the first stage of each sort, which keeps most micro-batches; shape (sorts,)."""
     n_shared: Floats
     """Parameters that layers of one stage share with each other, of each sort; shape (sorts,)."""
+    n_tied: int
+    """Parameters that two stages hold both."""
 
     def each(self, attribute: str, *, recomputed: bool = False) -> Floats:
         """An attribute of every kind of layer, under recomputation where it differs there; shape (kinds,)."""
@@ -93,6 +95,7 @@ def stages_of(profile: ModelProfile, depth: int, software: Software, costs: tupl
         sum(tie.n_parameters for tie in profile.ties if start <= tie.first and tie.second < end)
         for start, end in pairwise(bounds)
     ]
+    n_tied = sum(tie.n_parameters for tie in profile.ties) - sum(shared)
     rows = [(*(counts[kind] for kind in range(len(kinds))), extra) for counts, extra in zip(dealt, shared, strict=True)]
     sorts = list(dict.fromkeys(rows))
     return Stages(
@@ -102,6 +105,7 @@ def stages_of(profile: ModelProfile, depth: int, software: Software, costs: tupl
         n_stages=np.array([rows.count(sort) for sort in sorts], dtype=np.float64),
         earliest=np.array([rows.index(sort) for sort in sorts], dtype=np.float64),
         n_shared=np.array([sort[-1] for sort in sorts], dtype=np.float64),
+        n_tied=n_tied,
     )
 
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from bo_tuner.hardware import ProductReading
-from bo_tuner.objectives.calibration.readings import LinkReading, Readings
+from bo_tuner.objectives.calibration.readings import LinkReading, Readings, WideReading
 from bo_tuner.objectives.launch.channel import Channel
 
 __all__ = ["measure"]
@@ -36,8 +36,10 @@ _SHORTEST_S = 1e-3
 """Shorter work is timed several times over at once, so that neither clock nor synchronisation counts."""
 _LONG_S = 1e-2
 """Work whose first go, which may load a kernel, takes longer needs no second to warm up."""
-_VOCABULARY = 2**13
-"""Of the logits that memory is measured with."""
+_VOCABULARY = 32_000
+"""Columns of the logits that memory and wide products are measured with."""
+_NARROW = 128
+"""Their matrix's other side: where rows are that short, writing logits costs as much as computing them."""
 _MOST_WEIGHTS = 16
 _N_OPERATIONS = 200
 _SMALL_BYTES = 2**10
@@ -116,7 +118,9 @@ def measure(channel: Channel, rank: int, spec_file: Path) -> None:
 def _round(this: _Rank, pool: torch.Tensor, sizes: list[tuple[int, int]]) -> Readings:
     return Readings(
         products=tuple(_product(this, pool, *size) for size in sizes),
+        wide=_wide(this, pool),
         memory_bytes_per_s=_memory_bytes_per_s(this, pool),
+        update_s=_update_s(this),
         operation_s=_operation_s(this, pool),
         all_reduce=_all_reduce(this) if this.n_ranks > 1 else None,
         message=_message(this) if this.n_ranks > 1 else None,
@@ -136,6 +140,33 @@ def _product(this: _Rank, pool: torch.Tensor, n_tokens: int, width: int) -> Prod
         torch.mm(dy.t(), x)
 
     return ProductReading(n_tokens=n_tokens, width=width, seconds=this.seconds(work))
+
+
+def _wide(this: _Rank, pool: torch.Tensor) -> WideReading:
+    """The same with the matrix of a vocabulary, whose logits no cache holds."""
+    n_tokens = this.large_bytes // this.dtype.itemsize // _VOCABULARY
+    x, weight = pool[: n_tokens * _NARROW].view(n_tokens, -1), pool[: _VOCABULARY * _NARROW].view(_VOCABULARY, -1)
+    dy = pool[-n_tokens * _VOCABULARY :].view(n_tokens, -1)
+
+    def work() -> None:
+        torch.mm(x, weight.t())
+        torch.mm(dy, weight)
+        torch.mm(dy.t(), x)
+
+    return WideReading(
+        n_tokens=n_tokens,
+        width=_NARROW,
+        n_columns=_VOCABULARY,
+        element_bytes=this.dtype.itemsize,
+        seconds=this.seconds(work),
+    )
+
+
+def _update_s(this: _Rank) -> float:
+    """By torch's own Adam, of fp32 as in mixed precision too."""
+    weights = torch.zeros(this.large_bytes // 4, device=this.device, requires_grad=True)
+    weights.grad = torch.ones_like(weights)
+    return this.seconds(torch.optim.AdamW([weights]).step) / weights.numel()
 
 
 def _memory_bytes_per_s(this: _Rank, pool: torch.Tensor) -> float:

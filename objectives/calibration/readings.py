@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bo_tuner.cluster import Cluster
-from bo_tuner.hardware import Hardware, Link, ProductReading, fit_matmul
+from bo_tuner.hardware import Hardware, Link, MatmulRate, ProductReading, fit_matmul
 
-__all__ = ["LinkReading", "Readings"]
+__all__ = ["LinkReading", "Readings", "WideReading"]
 
 _OF_ATTENTION = 0.5
 """Rate of products of activations, many small ones at once, over that of the largest product. Guessed once."""
@@ -43,13 +43,35 @@ class LinkReading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WideReading:
+    """How long the three products of logits took: x W, dy W and dy x with a long and narrow W."""
+
+    n_tokens: int
+    width: int
+    """Features of x."""
+    n_columns: int
+    """Of the logits."""
+    element_bytes: int
+    seconds: float
+
+    def s_per_byte(self, matmul: MatmulRate) -> float:
+        """Of logits, what one product takes beyond the rate of square ones of that width."""
+        flops = 6 * self.n_tokens * self.width * self.n_columns
+        beyond_s = self.seconds - flops / matmul.flops_per_s(n_tokens=self.n_tokens, width=self.width)
+        return max(beyond_s, 0.0) / (3 * self.n_tokens * self.n_columns * self.element_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Readings:
     """Rates while all ranks work at the same time, as they do in training."""
 
     products: tuple[ProductReading, ...]
     """Three products each, of a layer's forward and backward pass."""
+    wide: WideReading
     memory_bytes_per_s: float
-    """An addition of two large tensors into a new one: what it reads and writes."""
+    """Of the loss of logits: what it reads and writes, into new tensors."""
+    update_s: float
+    """Of one parameter by Adam."""
     operation_s: float
     """Host time of a multiplication of small tensors, recorded for the backward pass; on a CPU with its execution."""
     all_reduce: LinkReading | None = None
@@ -61,6 +83,7 @@ class Readings:
     def from_dict(cls, data: Mapping[str, Any]) -> Readings:
         """From plain data that JSON can hold."""
         parts: dict[str, Any] = {**data, "products": tuple(ProductReading(**product) for product in data["products"])}
+        parts["wide"] = WideReading(**data["wide"])
         parts |= {name: data[name] and LinkReading(**data[name]) for name in ("all_reduce", "message")}
         return cls(**parts)
 
@@ -88,7 +111,9 @@ class Readings:
         products = zip(*(reading.products for reading in readings), strict=True)
         return cls(
             products=tuple(replace(same[0], seconds=low(product.seconds for product in same)) for same in products),
+            wide=replace(readings[0].wide, seconds=low(reading.wide.seconds for reading in readings)),
             memory_bytes_per_s=high(reading.memory_bytes_per_s for reading in readings),
+            update_s=low(reading.update_s for reading in readings),
             operation_s=low(reading.operation_s for reading in readings),
             all_reduce=link([reading.all_reduce for reading in readings]),
             message=link([reading.message for reading in readings]),
@@ -116,6 +141,8 @@ class Readings:
             node_size=n // cluster.n_nodes,
             operation_s=self.operation_s,
             launches_ahead=cluster.device == "cuda",
+            wide_s_per_byte=self.wide.s_per_byte(matmul),
+            update_s=self.update_s,
             source=_SOURCE,
         )
 

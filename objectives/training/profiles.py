@@ -127,6 +127,7 @@ class _Sample:
     attention_flops: int
     all_flops: int
     moved_bytes: int
+    wide_bytes: int
     n_operations: int
     kept_bytes: int
     whole_kept_bytes: int
@@ -195,6 +196,7 @@ def _extrapolated(blocks: Any, sample: Callable[[], _Sample]) -> _Sample:
         "attention_flops",
         "all_flops",
         "moved_bytes",
+        "wide_bytes",
         "n_operations",
         "kept_bytes",
         "whole_kept_bytes",
@@ -266,6 +268,7 @@ def _difference(fewer: Trace, more: Trace) -> _Sample:
         attention_flops=more.attention_flops - fewer.attention_flops,
         all_flops=more.all_flops - fewer.all_flops,
         moved_bytes=more.moved_bytes - fewer.moved_bytes,
+        wide_bytes=more.wide_bytes - fewer.wide_bytes,
         n_operations=more.n_operations,
         kept_bytes=kept_bytes,
         whole_kept_bytes=more.whole_kept_bytes - fewer.whole_kept_bytes,
@@ -295,6 +298,7 @@ def _layer(sample: _Sample, again: _Sample, modules: Sequence[nn.Module], *, is_
         matmul_flops=sample.matmul_flops,
         attention_flops=sample.attention_flops,
         moved_bytes=sample.moved_bytes,
+        wide_bytes=sample.wide_bytes,
         n_operations=sample.n_operations,
         kept_bytes=sample.kept_bytes,
         whole_kept_bytes=sample.whole_kept_bytes,

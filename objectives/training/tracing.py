@@ -21,6 +21,7 @@ from torch.utils.flop_counter import flop_registry
 from torch.utils.weak import WeakIdKeyDictionary
 
 from bo_tuner.objectives.training.kernels import DeviceType, kernels_of
+from bo_tuner.profile import WIDE
 
 __all__ = ["Trace", "Tracer"]
 
@@ -62,6 +63,8 @@ class Trace:
     """Saved for the backward pass, weights and buffers left out, and what an earlier part has saved."""
     whole_kept_bytes: int = 0
     """The part of it that tensor parallelism does not divide."""
+    wide_bytes: int = 0
+    """Written by products that make over `WIDE` times as many features as they read."""
     output_bytes: int = 0
     """Floating-point tensors that go on to the next part."""
     width: int = 0
@@ -103,7 +106,7 @@ class Tracer:
         Returns:
             What was seen, and the outputs, detached.
         """
-        counter = _Counter(self._weights)
+        counter = _Counter(self._weights, writes_bias_first=self._device == "cpu")
         found, inputs = counter.trace, list(inputs)
         for tensor in inputs:
             if not self.has_saved(tensor):
@@ -163,11 +166,13 @@ def _no_cycles_collected() -> Iterator[None]:
 class _Counter(TorchDispatchMode):
     """Sees every operation beneath autograd, lets data and weights meet on the meta device, and counts."""
 
-    def __init__(self, weights: WeakIdKeyDictionary) -> None:
+    def __init__(self, weights: WeakIdKeyDictionary, *, writes_bias_first: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it bare
         self.trace = Trace()
         self.is_forward = True
         self._weights = weights
+        self._writes_bias_first = writes_bias_first
+        """As torch does on a CPU: a product with a bias begins with copies of it, and ends with adding to them."""
         self._twins = WeakIdKeyDictionary()
         self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._split = WeakIdKeyDictionary()
@@ -254,6 +259,8 @@ class _Counter(TorchDispatchMode):
         found.n_operations += 1
         if formula is None:
             found.moved_bytes += sum(_touched_bytes(tensor) for tensor in (*given, *outputs))
+        elif self._writes_bias_first and func is _aten.addmm.default:
+            found.moved_bytes += _touched_bytes(outputs[0])
         is_split = any(tensor.untyped_storage() in self._split for tensor in given)
         factors = [tensor for tensor in given if tensor.untyped_storage() not in self._weights]
         if formula is None or len(factors) == len(given):
@@ -262,6 +269,7 @@ class _Counter(TorchDispatchMode):
             found.matmul_flops += flops
             n_read, n_written = factors[0].shape[-1], outputs[0].shape[-1]
             is_split = not is_split or n_written > n_read
+            found.wide_bytes += _touched_bytes(outputs[0]) if n_written > WIDE * n_read else 0
             if flops > self._dearest:
                 self._dearest, found.width = flops, min(n_read, n_written)
         if is_split:

@@ -11,7 +11,7 @@ import pytest
 from bo_tuner.config import TrainConfig
 from bo_tuner.hardware import Link
 from bo_tuner.models.cost import TIME_PARTS, Times, stage_times, times_of
-from tests.models.gpt import BLOCK, DEVICE, GPT, HIDDEN, N_BLOCKS, ONLY_BLOCKS, PLAIN, SEQ_LEN, choices, problem
+from tests.models.gpt import BLOCK, DEVICE, GPT, HIDDEN, N_BLOCKS, ONLY_BLOCKS, PLAIN, SEQ_LEN, VOCAB, choices, problem
 
 FREE = replace(DEVICE, inside=Link(bytes_per_s=1e30, latency_s=0.0), between=Link(bytes_per_s=1e30, latency_s=0.0))
 """Messages cost nothing."""
@@ -136,7 +136,7 @@ def test_backward_passes_hide_a_reduction_but_never_all_of_it() -> None:
 
 
 def test_nothing_hides_where_the_host_does_the_work() -> None:
-    device = replace(DEVICE, inside=Link(bytes_per_s=1e11, latency_s=0.0))
+    device = replace(DEVICE, inside=Link(bytes_per_s=1e11, latency_s=0.0), memory_bytes_per_s=1e15)
     volume_s = 2 * 7 / 8 * GPT.n_parameters * 2 / 1e11
     hidden, shown = (
         times(TrainConfig(micro_batch_size=32), hardware=replace(device, launches_ahead=ahead)).gradients[0]
@@ -144,6 +144,56 @@ def test_nothing_hides_where_the_host_does_the_work() -> None:
     )
     assert shown == pytest.approx(volume_s, rel=0.1)
     assert hidden < volume_s / 3
+
+
+def host_gradients(**others: Any) -> np.ndarray[Any, Any]:
+    """Seconds by micro-batches (1, 4) and ZeRO stage of two ranks with 4-byte elements, that copy 1 byte a second and exchange for nothing."""
+    host = replace(FREE, launches_ahead=False, memory_bytes_per_s=1.0)
+    configs = [TrainConfig(zero_stage=stage, grad_accum_steps=m) for m in (1, 4) for stage in (0, 1, 2, 3)]
+    profile = replace(ONLY_BLOCKS, element_bytes=4)
+    return times(*configs, n_ranks=2, profile=profile, hardware=host, **others).gradients.reshape(2, 4)
+
+
+def test_a_host_adds_every_micro_batch_to_the_gradients_in_four_passes() -> None:
+    one, four = host_gradients()
+    assert one == pytest.approx([4 * 4 * ONLY_BLOCKS.n_parameters] * 4)
+    assert four == pytest.approx(4 * one)
+
+
+def test_a_host_copies_around_every_reduction_and_gathering() -> None:
+    copying = replace(PLAIN, gradient_passes=(1000, 2000, 3000, 4000), weight_passes=100)
+    one, four = (host_gradients(software=copying) - host_gradients()) / (4 * ONLY_BLOCKS.n_parameters)
+    assert one == pytest.approx([1000, 2100, 3100, 4200])
+    assert four == pytest.approx([1000, 2100, 12100, 16800])
+
+
+def test_under_zero_1_and_2_a_host_reduces_all_and_gathers_besides() -> None:
+    """In elements of half a model that two ranks exchange."""
+    slow = replace(DEVICE, launches_ahead=False, inside=Link(bytes_per_s=1.0, latency_s=0.0), memory_bytes_per_s=1e30)
+    configs = [TrainConfig(zero_stage=stage, grad_accum_steps=4) for stage in (0, 1, 2, 3)]
+    of = times(*configs, n_ranks=2, profile=ONLY_BLOCKS, hardware=slow)
+    assert of.gradients / (2 * ONLY_BLOCKS.n_parameters / 2) == pytest.approx([2, 3, 9, 12])
+
+
+def test_a_host_reduces_tied_weights_between_their_stages() -> None:
+    slow = replace(DEVICE, launches_ahead=False, inside=Link(bytes_per_s=1.0, latency_s=0.0), memory_bytes_per_s=1e30)
+    of = times(deep(2, 4), n_ranks=2, hardware=slow)
+    assert of.gradients == pytest.approx([VOCAB * HIDDEN * 2])
+
+
+def test_logits_cost_what_a_wide_product_takes_beyond_its_arithmetic() -> None:
+    wide = replace(DEVICE, wide_s_per_byte=1e-6)
+    profile = replace(GPT, layers=(*GPT.layers[:-1], replace(GPT.layers[-1], wide_bytes=10**6)))
+    config = TrainConfig(micro_batch_size=2, grad_accum_steps=4)
+    more = times(config, profile=profile, hardware=wide).compute - times(config, hardware=wide).compute
+    assert more == pytest.approx([3 * 2 * 4 * 1.0])
+
+
+def test_a_measured_update_replaces_the_traffic_of_adam() -> None:
+    config = TrainConfig()
+    by_traffic = times(config).optimizer[0]
+    measured = times(config, hardware=replace(DEVICE, update_s=1.0)).optimizer[0]
+    assert measured == pytest.approx(GPT.n_parameters + by_traffic * 10 / 40)
 
 
 def test_optimizer_steps_are_shared_from_stage_1_on() -> None:

@@ -72,6 +72,7 @@ def test_a_shape_has_the_parameters_and_products_of_the_model_and_keeps_as_much(
     assert (found.n_parameters, found.n_trainable) == (traced.n_parameters, traced.n_trainable)
     assert (found.hidden, found.heads, found.element_bytes) == (traced.hidden, traced.heads, traced.element_bytes)
     assert total(found, "matmul_flops") == total(traced, "matmul_flops")
+    assert total(found, "wide_bytes") == total(traced, "wide_bytes") == SEQ_LEN * 3000 * found.element_bytes
     assert total(found, "attention_flops") == total(traced, "attention_flops")
     # Eager attention of transformers casts scores back and forth.
     most = 0.05 if "scores" in name else 0.005

@@ -9,7 +9,7 @@ import pytest
 from bo_tuner.errors import ConfigError
 from bo_tuner.models.software import Software
 from bo_tuner.models.stages import stages_of
-from tests.models.gpt import EMBEDDING, GPT, HEAD, N_BLOCKS, PLAIN, VOCAB, problem
+from tests.models.gpt import EMBEDDING, GPT, HEAD, HIDDEN, N_BLOCKS, PLAIN, VOCAB, problem
 
 BY_FLOPS = replace(PLAIN, partition="flops")
 BY_COST = replace(PLAIN, partition="cost")
@@ -33,6 +33,12 @@ def test_every_layer_is_in_one_stage(software: Software, depth: int) -> None:
         "head": 1,
     }
     assert stages.n_stages.sum() == depth
+
+
+def test_a_tie_is_shared_in_one_stage_or_tied_between_two() -> None:
+    whole, halves = stages_of(GPT, 1, PLAIN), stages_of(GPT, 2, PLAIN)
+    assert (whole.n_shared.tolist(), whole.n_tied) == ([VOCAB * HIDDEN], 0)
+    assert (halves.n_shared.tolist(), halves.n_tied) == ([0, 0], VOCAB * HIDDEN)
 
 
 def test_by_blocks_earlier_stages_take_what_does_not_divide() -> None:

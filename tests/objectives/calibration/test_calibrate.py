@@ -11,8 +11,8 @@ import pytest
 
 from bo_tuner.cluster import Cluster
 from bo_tuner.errors import LaunchError
-from bo_tuner.hardware import Link, ProductReading
-from bo_tuner.objectives.calibration import LinkReading, Readings, calibrate
+from bo_tuner.hardware import Link, MatmulRate, ProductReading
+from bo_tuner.objectives.calibration import LinkReading, Readings, WideReading, calibrate
 from bo_tuner.objectives.launch import ForkServer
 
 
@@ -51,6 +51,9 @@ def test_the_rates_are_possible(readings: Readings, cluster: Cluster) -> None:
     assert 1e-6 < hardware.inside.latency_s < 0.1
     assert hardware.between == hardware.inside
     assert hardware.source == "measured here"
+    assert hardware.update_s is not None
+    assert 1e-10 < hardware.update_s < 1e-6
+    assert 0 <= hardware.wide_s_per_byte < 1e-7
     assert hardware.name == cluster.device_name
     assert hardware.node_size == 2
 
@@ -88,12 +91,15 @@ def test_ranks_that_take_too_long_are_given_up_on(server: ForkServer, cluster: C
 # -- what follows from readings ------------------------------------------------------------------------------------
 
 EXCHANGE = LinkReading(small_bytes=1024, small_s=0.001, large_bytes=1024 + 10**7, large_s=0.011)
+WIDE = WideReading(n_tokens=100, width=10, n_columns=1000, element_bytes=4, seconds=0.03)
 RANK = Readings(
     products=(
         ProductReading(n_tokens=64, width=256, seconds=0.02),
         ProductReading(n_tokens=128, width=256, seconds=0.03),
     ),
+    wide=WIDE,
     memory_bytes_per_s=8e9,
+    update_s=4e-9,
     operation_s=2e-6,
     all_reduce=EXCHANGE,
     message=EXCHANGE,
@@ -103,7 +109,9 @@ OTHER = Readings(
         ProductReading(n_tokens=64, width=256, seconds=0.01),
         ProductReading(n_tokens=128, width=256, seconds=0.04),
     ),
+    wide=replace(WIDE, seconds=0.02),
     memory_bytes_per_s=9e9,
+    update_s=3e-9,
     operation_s=1e-6,
     all_reduce=replace(EXCHANGE, small_s=0.002),
     message=replace(EXCHANGE, large_s=0.005),
@@ -113,7 +121,8 @@ OTHER = Readings(
 def test_the_slowest_rank_counts_in_every_figure() -> None:
     slowest = Readings.slowest([RANK, OTHER])
     assert [product.seconds for product in slowest.products] == [0.02, 0.04]
-    assert (slowest.memory_bytes_per_s, slowest.operation_s) == (8e9, 2e-6)
+    assert (slowest.memory_bytes_per_s, slowest.operation_s, slowest.update_s) == (8e9, 2e-6, 4e-9)
+    assert slowest.wide == WIDE
     assert slowest.all_reduce == replace(EXCHANGE, small_s=0.002)
     assert slowest.message == EXCHANGE
 
@@ -121,7 +130,8 @@ def test_the_slowest_rank_counts_in_every_figure() -> None:
 def test_the_fastest_round_counts_in_every_figure() -> None:
     fastest = Readings.fastest([RANK, OTHER])
     assert [product.seconds for product in fastest.products] == [0.01, 0.03]
-    assert (fastest.memory_bytes_per_s, fastest.operation_s) == (9e9, 1e-6)
+    assert (fastest.memory_bytes_per_s, fastest.operation_s, fastest.update_s) == (9e9, 1e-6, 3e-9)
+    assert fastest.wide == replace(WIDE, seconds=0.02)
     assert fastest.all_reduce == EXCHANGE
     assert fastest.message == replace(EXCHANGE, large_s=0.005)
 
@@ -145,6 +155,13 @@ def test_where_the_host_holds_up_all_products_they_are_all_there_is() -> None:
     cluster = Cluster(device="cpu", n_ranks=2, device_name="made up", memory_bytes=2**30)
     slow = replace(RANK, operation_s=1.0)
     assert slow.hardware(cluster).matmul == RANK.hardware(cluster).matmul
+
+
+def test_a_wide_product_tells_what_it_takes_beyond_its_arithmetic() -> None:
+    arithmetic_s = 6 * 100 * 10 * 1000 / 6e8
+    rate = MatmulRate(peak_flops_per_s=6e8, share=1.0, half_tokens=0.0, half_width=0.0)
+    assert WIDE.s_per_byte(rate) == pytest.approx((0.03 - arithmetic_s) / (3 * 100 * 1000 * 4))
+    assert replace(WIDE, seconds=arithmetic_s / 2).s_per_byte(rate) == 0
 
 
 def test_readings_survive_json() -> None:

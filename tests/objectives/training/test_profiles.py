@@ -25,6 +25,7 @@ from bo_tuner.objectives.training.job.layers import layer_stack, loss_of
 from bo_tuner.objectives.training.job.recompute import recompute, recomputed_layers
 from bo_tuner.objectives.training.job.split import as_stack
 from bo_tuner.objectives.training.job.structure import initialiser, place
+from bo_tuner.objectives.training.kernels import DeviceType
 from bo_tuner.objectives.training.profiles import profile_of, workload_profile
 from bo_tuner.objectives.training.sources import model_spec
 from bo_tuner.profile import ModelProfile
@@ -369,6 +370,36 @@ class Counting(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         return torch.stack([self.linear(sample).sum() for sample in hidden]).mean()
+
+
+class Classifying(nn.Module):
+    """Of 4 features `n_classes`."""
+
+    def __init__(self, n_classes: int, *, bias: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, n_classes, bias=bias)
+
+    def forward(self, features: Tensor) -> Tensor:
+        scores: Tensor = self.linear(features)
+        return scores.square().mean()
+
+
+@pytest.mark.parametrize(("n_classes", "wide_bytes"), [(32, 0), (33, 33 * 4)])
+def test_a_product_is_wide_that_makes_over_eight_times_as_many_features_as_it_reads(
+    n_classes: int, wide_bytes: int
+) -> None:
+    model = Classifying(n_classes, bias=True)
+    found = profile_of(model, (torch.ones(1, 4),), name="wide", precision="fp32", device="cpu")
+    assert [layer.wide_bytes for layer in found.layers] == [wide_bytes]
+
+
+@pytest.mark.parametrize(("device", "more_bytes"), [("cpu", 20 * 4), ("cuda", 0)])
+def test_on_a_cpu_a_bias_is_written_before_its_product(device: DeviceType, more_bytes: int) -> None:
+    plain, biased = (
+        profile_of(Classifying(20, bias=bias), (torch.ones(1, 4),), name="b", precision="fp32", device=device)
+        for bias in (False, True)
+    )
+    assert biased.layers[0].moved_bytes - plain.layers[0].moved_bytes == more_bytes
 
 
 def test_a_model_that_reads_its_weights_cannot_be_traced_and_says_so() -> None:
