@@ -1,6 +1,7 @@
-"""Predicted against measured on this machine: memory and step time of configs of bert-tiny, after a calibration of a few seconds.
+"""Predicted against measured on this machine: memory and step time of configs of bert-tiny, after a calibration of a few seconds; then,
+of memory limits among the measured peaks, which configs are rightly predicted to exceed them, and trials of others under such a limit.
 
-    python -m benchmarks.here [--configs 40] [--seq-len 128] [--json]
+    python -m benchmarks.here [--configs 40] [--edge 8] [--seq-len 128] [--json]
 
 Nothing else may run on the machine: predictions are of ranks that have their cores to themselves.
 """
@@ -14,9 +15,11 @@ import random
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 
+from benchmarks.limits import EdgeTrial, run_at_edge, verdicts_at
 from benchmarks.trials import trials_of
 from benchmarks.validation import rank_correlation
 from bo_tuner.config import TrainConfig
@@ -29,6 +32,8 @@ from bo_tuner.objectives.training import DeepSpeedBackEnd
 
 MODEL = "bert-tiny"
 _STEPS = 10
+_PERCENTILES = (30, 50, 70)
+"""Of the measured peaks, where limits are set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +49,8 @@ class Reading:
     """Of a step."""
 
 
-def space(n_configs: int) -> list[TrainConfig]:
-    """A draw from all that two ranks can run, the same every time."""
+def space() -> list[TrainConfig]:
+    """All that two ranks can run, in the same disorder every time."""
     back_end = DeepSpeedBackEnd()
     every = [
         TrainConfig(
@@ -60,13 +65,14 @@ def space(n_configs: int) -> list[TrainConfig]:
         )
     ]
     legal = [config for config in every if back_end.legal(config)]
-    return random.Random(0).sample(legal, min(n_configs, len(legal)))
+    return random.Random(0).sample(legal, len(legal))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Print a line a config, then the medians."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.here", description=__doc__)
     parser.add_argument("--configs", type=int, default=40, help="how many are run")
+    parser.add_argument("--edge", type=int, default=8, help="how many others are run under a limit")
     parser.add_argument("--seq-len", type=int, default=128, help="tokens of a sample")
     parser.add_argument("--json", action="store_true", help="print the same for programs")
     options = parser.parse_args(argv)
@@ -79,7 +85,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             trials.cluster
         )
         problem = Problem(profile=facts.profile, hardware=hardware, software=DEEPSPEED, n_ranks=2)
-        for config in space(options.configs):
+        configs = space()
+        for config in configs[: options.configs]:
             _, measured = trials.run(config, replace(trials.limits, max_steps=_STEPS))
             choices = Choices.of([config], 2)
             reading = Reading(
@@ -98,9 +105,29 @@ def main(argv: Sequence[str] | None = None) -> None:
                 file=sys.stderr,
                 flush=True,
             )
+        others = configs[options.configs :]
+        edge = run_at_edge(
+            trials.objective,
+            others,
+            memory_of(problem, Choices.of(others, 2)).total,
+            limits=replace(
+                trials.limits, memory_bytes=int(np.median([reading.measured_bytes for reading in readings]))
+            ),
+            n_trials=options.edge,
+        )
     found = summary(readings)
+    verdicts = [
+        verdicts_at(
+            percentile,
+            predicted_bytes=[reading.predicted_bytes for reading in readings],
+            measured_bytes=[reading.measured_bytes for reading in readings],
+        )
+        for percentile in _PERCENTILES
+    ]
     if options.json:
-        json.dump({**found, "readings": [asdict(reading) for reading in readings]}, sys.stdout, indent=1)
+        lists: dict[str, Sequence[Any]] = {"readings": readings, "limits": verdicts, "edge": edge}
+        told = {name: [asdict(one) for one in rows] for name, rows in lists.items()}
+        json.dump({**found, **told}, sys.stdout, indent=1)
         print()
         return
     print("| on this machine | reached | aim |")
@@ -109,6 +136,27 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"| step time, median error | {found['time_error']:.3f} | 0.20 |")
     print(f"| step time, median of predicted over measured | {found['time_bias']:.2f} | |")
     print(f"| rank correlation of time per sample | {found['rank_correlation']:.2f} | 0.90 |")
+    for one in verdicts:
+        print(
+            f"| limit at percentile {one.percentile} of peaks ({one.limit_bytes / 2**20:.0f} MiB, {one.n_over} over it), precision / "
+            f"recall | {_share(one.precision)} / {_share(one.recall)} | 0.95 / 0.90 |"
+        )
+    n_right = sum(trial.is_as_predicted for trial in edge)
+    print(f"| trials of others under the middle one, as predicted | {n_right} of {len(edge)} | |")
+    print()
+    for trial in edge:
+        print(_line(trial))
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def _line(trial: EdgeTrial) -> str:
+    return (
+        f"{trial.name}: predicted {trial.predicted_bytes / trial.limit_bytes:.2f} of the limit, {trial.outcome.value}"
+        f"{'' if trial.is_as_predicted else ' (wrong)'}"
+    )
 
 
 def summary(readings: Sequence[Reading]) -> dict[str, float]:

@@ -54,6 +54,8 @@ class LayerProfile:
     of activations are among it, those of weights are not."""
     wide_bytes: int = 0
     """Written by products with weights that make over `WIDE` times as many features as they read: logits."""
+    n_tensors: int = 0
+    """That hold the trainable parameters; 0 where a shape alone is known."""
     is_block: bool = False
     """One of the layers alike that recomputation applies to."""
     recomputed: Recomputed | None = None

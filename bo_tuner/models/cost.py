@@ -112,7 +112,12 @@ def _of_one_depth(problem: Problem, choices: Choices, stages: Stages) -> dict[st
         "bubble": waits,
         "exchange": 2 * _one_way(problem, choices, stages) * round_trips,
         "gradients": gradients_s(
-            problem, choices, n_parameters=n_parameters, n_tied=stages.n_tied, backward_and_forward_s=once / depth
+            problem,
+            choices,
+            n_parameters=n_parameters,
+            n_tensors=np.max(stages.total("n_tensors")),
+            n_tied=stages.n_tied,
+            backward_and_forward_s=once / depth,
         ),
         "optimizer": _update_s(problem) * n_parameters / sharded,
         "fixed": np.full(len(choices), software.step_s),

@@ -13,7 +13,13 @@ _ACCUMULATION_PASSES = 4
 
 
 def gradients_s(
-    problem: Problem, choices: Choices, *, n_parameters: Floats, n_tied: int, backward_and_forward_s: Floats
+    problem: Problem,
+    choices: Choices,
+    *,
+    n_parameters: Floats,
+    n_tensors: float,
+    n_tied: int,
+    backward_and_forward_s: Floats,
 ) -> Floats:
     """Seconds of a step that nothing hides.
 
@@ -24,6 +30,7 @@ def gradients_s(
         problem: What is trained, and on what.
         choices: Of one depth.
         n_parameters: Trained ones of the fullest stage on one tensor rank.
+        n_tensors: That hold them.
         n_tied: Of the model, held by two stages.
         backward_and_forward_s: One micro-batch in an average stage, of which two thirds are the backward pass.
     """
@@ -31,7 +38,7 @@ def gradients_s(
     if problem.hardware.launches_ahead:
         seconds = _beside_a_device(problem, choices, reduce_scatter, all_gather, backward_and_forward_s)
     else:
-        seconds = _by_the_host(choices, reduce_scatter, all_gather)
+        seconds = _by_the_host(problem, choices, reduce_scatter, all_gather, n_tensors)
     seconds = np.where(choices.data > 1, seconds + problem.constants.rank_toll_s * choices.data, 0.0)
     return seconds if problem.hardware.launches_ahead else seconds + _copies(problem, choices, n_parameters, n_tied)
 
@@ -70,15 +77,21 @@ def _beside_a_device(
     return np.select([zero == stage for stage in shown], list(shown.values()))
 
 
-def _by_the_host(choices: Choices, reduce_scatter: Floats, all_gather: Floats) -> Floats:
-    """Reducing takes the time that passes would need, so that nothing hides. DeepSpeed all-reduces under ZeRO 1 and 2 too
-    (runtime/zero/stage_1_and_2.py, allreduce_bucket), and forgets what is not a rank's share."""
+def _by_the_host(
+    problem: Problem, choices: Choices, reduce_scatter: Floats, all_gather: Floats, n_tensors: float
+) -> Floats:
+    """Reducing takes the time that passes would need, so that nothing hides.
+
+    DeepSpeed all-reduces under ZeRO 1 and 2 too (runtime/zero/stage_1_and_2.py, allreduce_bucket), and forgets what is not a rank's
+    share. Under ZeRO 3 it gathers tensor by tensor (runtime/zero/partition_parameters.py, all_gather_coalesced), each with a ring's delay.
+    """
     m, zero = choices.accumulation, choices.zero_stage
+    delay = (choices.data - 1) * problem.hardware.inside.latency_s
     shown = {
         0: 2 * reduce_scatter,
         1: 2 * reduce_scatter + all_gather,
         2: 2 * reduce_scatter * m + all_gather,
-        3: (2 * all_gather + reduce_scatter) * m,
+        3: (2 * (all_gather + n_tensors * delay) + reduce_scatter) * m,
     }
     return np.select([zero == stage for stage in shown], list(shown.values()))
 

@@ -295,6 +295,7 @@ def _layer(sample: _Sample, again: _Sample, modules: Sequence[nn.Module], *, is_
         name=kind[1:].lower() if kind.startswith("_") else kind,  # those of a family have names for people
         n_parameters=sum(parameter.numel() for parameter in parameters),
         n_trainable=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
+        n_tensors=sum(parameter.requires_grad for parameter in parameters),
         matmul_flops=sample.matmul_flops,
         attention_flops=sample.attention_flops,
         moved_bytes=sample.moved_bytes,

@@ -175,6 +175,14 @@ def test_under_zero_1_and_2_a_host_reduces_all_and_gathers_besides() -> None:
     assert of.gradients / (2 * ONLY_BLOCKS.n_parameters / 2) == pytest.approx([2, 3, 9, 12])
 
 
+def test_under_zero_3_a_host_gathers_tensor_by_tensor_in_either_pass() -> None:
+    slow = replace(FREE, launches_ahead=False, inside=Link(bytes_per_s=1e30, latency_s=1.0), memory_bytes_per_s=1e30)
+    profile = replace(ONLY_BLOCKS, layers=(replace(BLOCK, n_tensors=12),) * N_BLOCKS)
+    configs = [TrainConfig(zero_stage=stage, grad_accum_steps=5) for stage in (0, 1, 2, 3)]
+    of = times(*configs, n_ranks=4, profile=profile, hardware=slow)
+    assert of.gradients == pytest.approx([0, 0, 0, 5 * 2 * 12 * N_BLOCKS * 3], abs=0.01)
+
+
 def test_a_host_reduces_tied_weights_between_their_stages() -> None:
     slow = replace(DEVICE, launches_ahead=False, inside=Link(bytes_per_s=1.0, latency_s=0.0), memory_bytes_per_s=1e30)
     of = times(deep(2, 4), n_ranks=2, hardware=slow)
