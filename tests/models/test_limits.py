@@ -14,8 +14,8 @@ MEASURED = [1.0, 2.0, 3.0, 4.0, 5.0]
 
 
 def test_of_configs_over_the_limit_precision_and_recall_count_those_predicted_so() -> None:
-    found = verdicts_at(50, predicted_bytes=[1.0, 9.0, 1.0, 9.0, 1.0], measured_bytes=MEASURED)
-    assert (found.limit_bytes, found.n_over, found.precision, found.recall) == (3.0, 2, 0.5, 0.5)
+    found = verdicts_at(50, predicted_bytes=[1.0, 9.0, 9.0, 9.0, 1.0], measured_bytes=MEASURED)
+    assert (found.limit_bytes, found.n_over, found.precision, found.recall) == (3.0, 2, 1 / 3, 1 / 2)
     right = verdicts_at(30, predicted_bytes=MEASURED, measured_bytes=MEASURED)
     assert right.limit_bytes == pytest.approx(2.2)
     assert (right.n_over, right.precision, right.recall) == (3, 1.0, 1.0)
