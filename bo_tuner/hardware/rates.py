@@ -66,6 +66,8 @@ class Hardware:
     """The host queues operations and goes on, as for a GPU; False where it does the work itself."""
     wide_s_per_byte: float = 0.0
     """What a product with a matrix many times as wide as it is long takes beyond the rate of `matmul`, for each byte on its wide side."""
+    gather_bytes_per_s: float | None = None
+    """Of one device's ring in an all-gather, which gloo makes slower than an all-reduce; None where it is that of `inside`."""
     update_s: float | None = None
     """Of one parameter by Adam; None as long as its memory traffic takes."""
     source: str

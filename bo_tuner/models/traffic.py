@@ -86,6 +86,8 @@ def _by_the_host(
     share. Under ZeRO 3 it gathers tensor by tensor (runtime/zero/partition_parameters.py, all_gather_coalesced), each with a ring's delay.
     """
     m, zero = choices.accumulation, choices.zero_stage
+    near = problem.hardware.inside.bytes_per_s
+    all_gather = all_gather * near / (problem.hardware.gather_bytes_per_s or near)
     delay = (choices.data - 1) * problem.hardware.inside.latency_s
     shown = {
         0: 2 * reduce_scatter,

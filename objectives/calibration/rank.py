@@ -124,6 +124,7 @@ def _round(this: _Rank, pool: torch.Tensor, sizes: list[tuple[int, int]]) -> Rea
         update_s=_update_s(this),
         operation_s=_operation_s(this, pool),
         all_reduce=_all_reduce(this) if this.n_ranks > 1 else None,
+        all_gather=_all_gather(this) if this.n_ranks > 1 else None,
         message=_message(this) if this.n_ranks > 1 else None,
     )
 
@@ -200,6 +201,15 @@ def _all_reduce(this: _Rank) -> LinkReading:
     def seconds(n_bytes: int) -> float:
         tensor = torch.zeros(n_bytes // 4, device=this.device)
         return this.exchange_s(lambda: dist.all_reduce(tensor))
+
+    return _link_reading(this, seconds)
+
+
+def _all_gather(this: _Rank) -> LinkReading:
+    def seconds(n_bytes: int) -> float:
+        share = torch.zeros(n_bytes // 4 // this.n_ranks, device=this.device)
+        whole = torch.zeros(share.numel() * this.n_ranks, device=this.device)
+        return this.exchange_s(lambda: dist.all_gather_into_tensor(whole, share))
 
     return _link_reading(this, seconds)
 

@@ -23,7 +23,7 @@ _Pick = Callable[[Iterable[float]], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkReading:
-    """Time of a small and of a large all-reduce, or of a message to the next rank while one comes from the last."""
+    """Time of a small and of a large all-reduce or all-gather, or of a message to the next rank while one comes from the last."""
 
     small_bytes: int
     small_s: float
@@ -76,6 +76,8 @@ class Readings:
     """Host time of a multiplication of small tensors, recorded for the backward pass; on a CPU with its execution."""
     all_reduce: LinkReading | None = None
     """None of one rank."""
+    all_gather: LinkReading | None = None
+    """Likewise; bytes of the whole."""
     message: LinkReading | None = None
     """Likewise."""
 
@@ -84,7 +86,7 @@ class Readings:
         """From plain data that JSON can hold."""
         parts: dict[str, Any] = {**data, "products": tuple(ProductReading(**product) for product in data["products"])}
         parts["wide"] = WideReading(**data["wide"])
-        parts |= {name: data[name] and LinkReading(**data[name]) for name in ("all_reduce", "message")}
+        parts |= {name: data[name] and LinkReading(**data[name]) for name in ("all_reduce", "all_gather", "message")}
         return cls(**parts)
 
     @classmethod
@@ -116,6 +118,7 @@ class Readings:
             update_s=low(reading.update_s for reading in readings),
             operation_s=low(reading.operation_s for reading in readings),
             all_reduce=link([reading.all_reduce for reading in readings]),
+            all_gather=link([reading.all_gather for reading in readings]),
             message=link([reading.message for reading in readings]),
         )
 
@@ -123,12 +126,13 @@ class Readings:
         """The rates of `cluster`, whose ranks these are of.
 
         A ring all-reduce among n ranks takes 2(n - 1) steps, in which each rank sends 2(n - 1)/n of the bytes (Patarasuk and
-        Yuan 2009, section 3). One rank sends to itself: at its memory's rate, without delay.
+        Yuan 2009, section 3), an all-gather half of both. One rank sends to itself: at its memory's rate, without delay.
         """
         n = cluster.n_ranks
         link = Link(bytes_per_s=self.memory_bytes_per_s, latency_s=0.0)
         if self.all_reduce is not None:
             link = self.all_reduce.link(n_steps=2 * (n - 1), share=2 * (n - 1) / n)
+        gather = self.all_gather and self.all_gather.link(n_steps=n - 1, share=(n - 1) / n)
         matmul = fit_matmul([*filter(self._is_device_bound, self.products)] or self.products)
         return Hardware(
             name=cluster.device_name,
@@ -142,6 +146,7 @@ class Readings:
             operation_s=self.operation_s,
             launches_ahead=cluster.device == "cuda",
             wide_s_per_byte=self.wide.s_per_byte(matmul),
+            gather_bytes_per_s=gather.bytes_per_s if gather else None,
             update_s=self.update_s,
             source=_SOURCE,
         )

@@ -172,7 +172,11 @@ def test_under_zero_1_and_2_a_host_reduces_all_and_gathers_besides() -> None:
     slow = replace(DEVICE, launches_ahead=False, inside=Link(bytes_per_s=1.0, latency_s=0.0), memory_bytes_per_s=1e30)
     configs = [TrainConfig(zero_stage=stage, grad_accum_steps=4) for stage in (0, 1, 2, 3)]
     of = times(*configs, n_ranks=2, profile=ONLY_BLOCKS, hardware=slow)
-    assert of.gradients / (2 * ONLY_BLOCKS.n_parameters / 2) == pytest.approx([2, 3, 9, 12])
+    elements = of.gradients / (2 * ONLY_BLOCKS.n_parameters / 2)
+    assert elements == pytest.approx([2, 3, 9, 12])
+    slower = replace(slow, gather_bytes_per_s=0.5)
+    of = times(*configs, n_ranks=2, profile=ONLY_BLOCKS, hardware=slower)
+    assert of.gradients / (2 * ONLY_BLOCKS.n_parameters / 2) == pytest.approx(elements + np.array([0, 1, 1, 8]))
 
 
 def test_under_zero_3_a_host_gathers_tensor_by_tensor_in_either_pass() -> None:

@@ -59,7 +59,7 @@ def test_the_rates_are_possible(readings: Readings, cluster: Cluster) -> None:
 
 
 def test_a_large_exchange_takes_longer_than_a_small_one(readings: Readings) -> None:
-    for reading in (readings.all_reduce, readings.message):
+    for reading in (readings.all_reduce, readings.all_gather, readings.message):
         assert reading is not None
         assert reading.large_s > reading.small_s > 0
 
@@ -67,9 +67,10 @@ def test_a_large_exchange_takes_longer_than_a_small_one(readings: Readings) -> N
 def test_one_rank_has_nothing_to_exchange(server: ForkServer, cluster: Cluster) -> None:
     alone = replace(cluster, n_ranks=1)
     readings = calibrate(server, alone, precision="bf16")
-    assert (readings.all_reduce, readings.message) == (None, None)
-    link = readings.hardware(alone).inside
-    assert link == Link(bytes_per_s=readings.memory_bytes_per_s, latency_s=0.0)
+    assert (readings.all_reduce, readings.all_gather, readings.message) == (None, None, None)
+    hardware = readings.hardware(alone)
+    assert hardware.inside == Link(bytes_per_s=readings.memory_bytes_per_s, latency_s=0.0)
+    assert hardware.gather_bytes_per_s is None
 
 
 def test_a_rank_that_fails_is_named_with_its_last_words(server: ForkServer, cluster: Cluster) -> None:
@@ -102,6 +103,7 @@ RANK = Readings(
     update_s=4e-9,
     operation_s=2e-6,
     all_reduce=EXCHANGE,
+    all_gather=EXCHANGE,
     message=EXCHANGE,
 )
 OTHER = Readings(
@@ -114,6 +116,7 @@ OTHER = Readings(
     update_s=3e-9,
     operation_s=1e-6,
     all_reduce=replace(EXCHANGE, small_s=0.002),
+    all_gather=replace(EXCHANGE, large_s=0.021),
     message=replace(EXCHANGE, large_s=0.005),
 )
 
@@ -124,6 +127,7 @@ def test_the_slowest_rank_counts_in_every_figure() -> None:
     assert (slowest.memory_bytes_per_s, slowest.operation_s, slowest.update_s) == (8e9, 2e-6, 4e-9)
     assert slowest.wide == WIDE
     assert slowest.all_reduce == replace(EXCHANGE, small_s=0.002)
+    assert slowest.all_gather == replace(EXCHANGE, large_s=0.021)
     assert slowest.message == EXCHANGE
 
 
@@ -139,8 +143,10 @@ def test_the_fastest_round_counts_in_every_figure() -> None:
 @pytest.mark.parametrize(("n_ranks", "bytes_per_s", "latency_s"), [(2, 1e9, 0.0005), (4, 1.5e9, 0.001 / 6)])
 def test_an_all_reduce_goes_round_the_ring_twice(n_ranks: int, bytes_per_s: float, latency_s: float) -> None:
     cluster = Cluster(device="cpu", n_ranks=n_ranks, device_name="made up", memory_bytes=2**30)
-    link = RANK.hardware(cluster).inside
+    hardware = RANK.hardware(cluster)
+    link = hardware.inside
     assert link.bytes_per_s == pytest.approx(bytes_per_s)
+    assert hardware.gather_bytes_per_s == pytest.approx(bytes_per_s / 2), "an all-gather goes round once"
     assert link.latency_s == pytest.approx(latency_s)
 
 
@@ -166,5 +172,5 @@ def test_a_wide_product_tells_what_it_takes_beyond_its_arithmetic() -> None:
 
 def test_readings_survive_json() -> None:
     assert Readings.from_dict(json.loads(json.dumps(asdict(RANK)))) == RANK
-    alone = replace(RANK, all_reduce=None, message=None)
+    alone = replace(RANK, all_reduce=None, all_gather=None, message=None)
     assert Readings.from_dict(json.loads(json.dumps(asdict(alone)))) == alone
