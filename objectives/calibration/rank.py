@@ -209,7 +209,8 @@ def _all_gather(this: _Rank) -> LinkReading:
     def seconds(n_bytes: int) -> float:
         share = torch.zeros(n_bytes // 4 // this.n_ranks, device=this.device)
         whole = torch.zeros(share.numel() * this.n_ranks, device=this.device)
-        return this.exchange_s(lambda: dist.all_gather_into_tensor(whole, share))
+        # An older torch has no other.
+        return this.exchange_s(lambda: dist.all_gather_into_tensor(whole, share))  # pyright: ignore[reportDeprecated]
 
     return _link_reading(this, seconds)
 
