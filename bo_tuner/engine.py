@@ -287,7 +287,7 @@ class Engine:
         return replace(
             self._usual_limits,
             deadline_s=self._deadline_s(config, records),
-            incumbent_samples_per_s=best.standing_samples_per_s if best else None,
+            incumbent_samples_per_s=best.standing_samples_per_s if best and self._manifest.goal.follows_rate else None,
             launch_half_width=launch_noise(records).half_width,
         )
 

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from bo_tuner.config import TrainConfig
+from bo_tuner.goal import THROUGHPUT, Goal
 from bo_tuner.space import BatchRule, SearchSpace
-from bo_tuner.trial import TrialRecord, best_of, holds
+from bo_tuner.trial import TrialRecord, holds
 
 __all__ = ["MemoryProof", "OpenCandidates", "memory_proofs"]
 
@@ -60,6 +61,7 @@ class OpenCandidates:
         n_ranks: int,
         limit_bytes: int,
         longest_step_s: float,
+        goal: Goal = THROUGHPUT,
     ) -> None:
         """Start from the list that `space` gave.
 
@@ -71,7 +73,9 @@ class OpenCandidates:
             longest_step_s: A config whose optimizer step would take longer than this, even at the best rate measured so
                 far, is set aside. Not under a fixed global batch, where every config makes equally large steps. Infinite where
                 nobody waits for a step.
+            goal: What the study is after, for who chooses.
         """
+        self.goal = goal
         self._candidates = tuple(candidates)
         self._layouts = tuple(config.layout for config in self._candidates)
         self._families: dict[TrainConfig, list[TrainConfig]] = {}
@@ -115,10 +119,10 @@ class OpenCandidates:
         return listed + [config for config in self._edge(records, proofs) if is_open(config, config.layout)]
 
     def _measurable(self, records: Sequence[TrialRecord]) -> Callable[[TrainConfig], bool]:
-        best = best_of(records)
-        if best is None or best.standing_samples_per_s is None or self._space.batch_rule.kind == "fixed":
+        rates = [rate for record in records if (rate := record.standing_samples_per_s) is not None]
+        if not rates or self._space.batch_rule.kind == "fixed":
             return lambda config: True
-        largest = best.standing_samples_per_s * self._longest_step_s
+        largest = max(rates) * self._longest_step_s
         return lambda config: config.global_batch(self.n_ranks) <= max(largest, self.n_ranks)
 
     def _edge(self, records: Sequence[TrialRecord], proofs: dict[TrainConfig, MemoryProof]) -> list[TrainConfig]:

@@ -130,6 +130,13 @@ class Measurement:
         return self.samples_per_s * self.seq_len
 
     @property
+    def tokens_per_j(self) -> float | None:
+        """Tokens of the measured steps over the energy that all devices together took for them; None where that is not known."""
+        if not self.energy_j:
+            return None
+        return len(self.slowest_s) * self.global_batch * self.seq_len / self.energy_j
+
+    @property
     def engine_samples_per_s(self) -> float:
         """Samples per second as DeepSpeed's tuner counts: forward, backward and step alone, data loading left out."""
         return self.global_batch / self.engine_time_s if self.engine_time_s else math.inf

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from bo_tuner.config import TrainConfig
+from bo_tuner.goal import THROUGHPUT, Goal
 from bo_tuner.outcome import Outcome, TrialResult
 from bo_tuner.precision import LaunchNoise
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
-__all__ = ["TrialRecord", "best_of", "holds", "launch_noise", "memory_margin", "records_of"]
+__all__ = [
+    "TrialRecord",
+    "best_of",
+    "goal_of",
+    "holds",
+    "last_limit_bytes",
+    "launch_noise",
+    "memory_margin",
+    "pareto_front",
+    "ranked",
+    "records_of",
+]
 
 RESULT_KEY = "result"
 ATTEMPTS_KEY = "attempts"
@@ -38,9 +50,11 @@ class TrialRecord:
     """A later and longer run, of a config that was the best."""
     memory_limit_bytes: int | None = None
     """Of the study today, per rank; the trial may have run under another one. None where the study does not say."""
+    goal: Goal = THROUGHPUT
+    """Of the study: what its trials are judged by."""
 
     @classmethod
-    def from_optuna(cls, trial: FrozenTrial) -> TrialRecord:
+    def from_optuna(cls, trial: FrozenTrial, goal: Goal = THROUGHPUT) -> TrialRecord:
         """Read a trial of ours; what was learned of it later is kept with the study."""
         data = trial.user_attrs.get(RESULT_KEY)
         return cls(
@@ -48,6 +62,7 @@ class TrialRecord:
             config=TrainConfig.from_params(trial.params),
             result=TrialResult.from_dict(data) if data is not None else None,
             attempts=tuple(TrialResult.from_dict(attempt) for attempt in trial.user_attrs.get(ATTEMPTS_KEY, [])),
+            goal=goal,
         )
 
     @property
@@ -80,17 +95,33 @@ class TrialRecord:
         return again is not None and again >= self.result.measurement.samples_per_s_interval[0]
 
     @property
-    def standing_samples_per_s(self) -> float | None:
-        """What its config is taken to reach today: as measured, or as confirmed where that is slower by more than the interval.
+    def standing(self) -> TrialResult | None:
+        """What its config is taken to do today: as measured, or as confirmed where that is slower by more than the interval; with the
+        highest peak of all its runs.
 
-        None where it does not fit any more, or failed when it was confirmed.
+        None where it is not complete, or does not fit any more.
         """
-        if self.samples_per_s is None or not self.fits_today:
+        if self.result is None or self.samples_per_s is None or not self.fits_today:
             return None
-        if self.is_confirmed is False:
-            assert self.confirmation is not None
-            return self.confirmation.samples_per_s
-        return self.samples_per_s
+        run = self.confirmation if self.confirmation is not None and self.is_confirmed is False else self.result
+        return replace(run, peak_memory_bytes=self.peak_memory_bytes)
+
+    @property
+    def standing_samples_per_s(self) -> float | None:
+        """Of `standing`; None too where its confirmation failed."""
+        standing = self.standing
+        return standing.samples_per_s if standing else None
+
+    @property
+    def standing_value(self) -> float | None:
+        """The same in the unit of the goal; None too where that is not known."""
+        standing = self.standing
+        return self.goal.value(standing) if standing else None
+
+    @property
+    def beside(self) -> str:
+        """What is to follow its standing samples/s: the standing value, where the goal is another one."""
+        return self.goal.beside(self.standing)
 
     @property
     def has_run(self) -> bool:
@@ -117,6 +148,7 @@ class TrialRecord:
             "outcome": result.outcome.value if result else None,
             "reason": result.reason if result else "no result yet",
             "samples_per_s": self.samples_per_s,
+            "value": self.goal.value(self),
             "step_time_s": measured.step_time_s if measured else None,
             "peak_memory_bytes": self.peak_memory_bytes,
             "power_w": measured.power_w if measured else None,
@@ -140,6 +172,7 @@ class TrialRecord:
             "bound_samples_per_s": self.result.bound_samples_per_s if self.result else None,
             "fits_today": self.fits_today,
             "standing_samples_per_s": self.standing_samples_per_s,
+            "standing_value": self.standing_value,
             "confirmed": self.is_confirmed,
             "confirmation": {
                 "outcome": again.outcome.value,
@@ -157,22 +190,40 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def records_of(trials: Iterable[FrozenTrial]) -> list[TrialRecord]:
+def records_of(trials: Iterable[FrozenTrial], goal: Goal = THROUGHPUT) -> list[TrialRecord]:
     """The trials of a study that have a config, by number."""
-    return [TrialRecord.from_optuna(trial) for trial in trials if trial.params.keys() >= _FIELDS]
+    return [TrialRecord.from_optuna(trial, goal) for trial in trials if trial.params.keys() >= _FIELDS]
+
+
+def goal_of(records: Sequence[TrialRecord]) -> Goal:
+    """What these trials of one study are judged by; samples/s where there are none."""
+    return records[0].goal if records else THROUGHPUT
 
 
 def ranked(records: Iterable[TrialRecord]) -> list[TrialRecord]:
-    """Complete trials that still fit, by what they are taken to reach; of equals the one with the lower peak memory first."""
-    complete = [record for record in records if record.standing_samples_per_s is not None]
-    return sorted(
-        complete,
-        key=lambda record: (
-            -(record.standing_samples_per_s or 0.0),
-            record.peak_memory_bytes or math.inf,
-            record.number,
-        ),
-    )
+    """Complete trials that still fit, by what they are taken to reach, the best first; of equals the one with the lower peak memory.
+
+    One whose value is not known is not among them.
+    """
+    scored = [
+        (record.goal.measure.score(value), record) for record in records if (value := record.standing_value) is not None
+    ]
+    scored.sort(key=lambda pair: (-pair[0], pair[1].peak_memory_bytes or math.inf, pair[1].number))
+    return [record for _, record in scored]
+
+
+def pareto_front(records: Iterable[TrialRecord]) -> list[TrialRecord]:
+    """Under a goal of two measures the trials that no other one beats in one without being worse in the other; the best by the first
+    comes first. Under any other goal none.
+    """
+    front: list[TrialRecord] = []
+    reached = -math.inf
+    for record in ranked(records):
+        scores = record.goal.scores(record.standing) if record.standing and record.goal.has_front else None
+        if scores is not None and scores[-1] > reached:
+            reached = scores[-1]
+            front.append(record)
+    return front
 
 
 def last_limit_bytes(records: Sequence[TrialRecord]) -> int | None:
@@ -190,7 +241,7 @@ def memory_margin(record: TrialRecord, limit_bytes: int | None) -> int | None:
 
 
 def best_of(records: Iterable[TrialRecord]) -> TrialRecord | None:
-    """The fastest of the complete trials that still fit; None where there is none."""
+    """The best of the complete trials that still fit, by the study's goal; None where there is none."""
     return next(iter(ranked(records)), None)
 
 

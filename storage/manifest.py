@@ -9,6 +9,7 @@ from typing import Any
 
 from bo_tuner.cluster import Cluster
 from bo_tuner.errors import StoreError, StudyMismatchError
+from bo_tuner.goal import THROUGHPUT, Goal
 from bo_tuner.origin import REAL, Origin
 from bo_tuner.space import SearchSpace
 from bo_tuner.workload import Workload
@@ -28,6 +29,7 @@ class Manifest:
     cluster: Cluster
     space: SearchSpace
     seed: int
+    goal: Goal = THROUGHPUT
     origin: Origin = REAL
     versions: Mapping[str, str] = field(default_factory=dict)
     """Of python, torch, deepspeed, transformers and bo_tuner; they may differ on resume."""
@@ -40,6 +42,7 @@ class Manifest:
             "cluster": self.cluster.to_dict(),
             "space": self.space.to_dict(),
             "seed": self.seed,
+            "goal": self.goal.to_dict(),
             "origin": self.origin.to_dict(),
             "versions": dict(self.versions),
         }
@@ -62,7 +65,8 @@ class Manifest:
             cluster=Cluster.from_dict(data["cluster"]),
             space=SearchSpace.from_dict(data["space"]),
             seed=data["seed"],
-            origin=Origin.from_dict(data.get("origin", {})),  # studies of old had real steps only
+            goal=Goal.from_dict(data.get("goal", {})),  # studies of old looked for samples/s only, ...
+            origin=Origin.from_dict(data.get("origin", {})),  # ... and had real steps only
             versions=data["versions"],
         )
 
@@ -74,7 +78,7 @@ class Manifest:
             study_name: For the message.
 
         Raises:
-            StudyMismatchError: Origin, workload, hardware or space differ; the text names the first differences.
+            StudyMismatchError: Origin, goal, workload, hardware or space differ; the text names the first differences.
         """
         mine, theirs = (json.loads(json.dumps(manifest.to_dict())) for manifest in (self, other))
         if abs(self.cluster.memory_bytes - other.cluster.memory_bytes) <= _SAME_MEMORY * self.cluster.memory_bytes:
@@ -82,6 +86,10 @@ class Manifest:
         theirs["origin"]["source"] = self.origin.source
         differences = list(_differences(mine["origin"], theirs["origin"], "origin"))
         if not differences:  # all else follows: another table has other configs
+            if self.goal.name == other.goal.name:
+                differences += list(_differences(mine["goal"], theirs["goal"], "objective"))
+            else:
+                differences.append(f"objective is {self.goal.name}, not {other.goal.name}")
             for part in ("workload", "cluster", "space"):
                 differences += list(_differences(mine[part], theirs[part], part))
         if differences:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from bo_tuner.budget import Spent
 from bo_tuner.config import TrainConfig
 from bo_tuner.errors import StoreError
+from bo_tuner.goal import THROUGHPUT, Goal
 from bo_tuner.hardware import Hardware
 from bo_tuner.origin import REAL, Origin
 from bo_tuner.outcome import Outcome, TrialResult
@@ -25,7 +26,7 @@ from bo_tuner.storage.lease import Lease, is_alive
 from bo_tuner.storage.location import Location, storage_answers
 from bo_tuner.storage.manifest import Manifest
 from bo_tuner.text import did_you_mean, gib, rate
-from bo_tuner.trial import ATTEMPTS_KEY, RESULT_KEY, TrialRecord, best_of, holds, records_of
+from bo_tuner.trial import ATTEMPTS_KEY, RESULT_KEY, TrialRecord, best_of, holds, pareto_front, records_of
 
 if TYPE_CHECKING:
     import optuna
@@ -111,12 +112,12 @@ class StudyStore:
         storage = self.location.open()
         with self._answers():
             self._study = optuna.create_study(
-                study_name=self.name, storage=storage, direction="maximize", load_if_exists=True
+                study_name=self.name, storage=storage, directions=manifest.goal.directions, load_if_exists=True
             )
-            if self._study.directions != [optuna.study.StudyDirection.MAXIMIZE]:
-                raise self._foreign()
             stored = storage.get_study_user_attrs(self.id).get(_MANIFEST_KEY)
             if stored is None:
+                if [direction.name.lower() for direction in self._study.directions] != manifest.goal.directions:
+                    raise self._foreign()
                 storage.set_study_user_attr(self.id, _MANIFEST_KEY, manifest.to_dict())
                 return manifest
         first = Manifest.from_dict(stored)
@@ -126,11 +127,20 @@ class StudyStore:
     @property
     def origin(self) -> Origin:
         """Where its figures come from; of a study that died before that was written, or is none of ours, it counts as real."""
-        try:
-            manifest = self.manifest()
-        except StoreError:
-            return REAL
+        manifest = self._own_manifest()
         return REAL if manifest is None else manifest.origin
+
+    @property
+    def goal(self) -> Goal:
+        """What its trials are judged by; samples/s for a study that died before that was written, or is none of ours."""
+        manifest = self._own_manifest()
+        return THROUGHPUT if manifest is None else manifest.goal
+
+    def _own_manifest(self) -> Manifest | None:
+        try:
+            return self.manifest()
+        except StoreError:
+            return None
 
     @property
     def study(self) -> optuna.Study:
@@ -159,8 +169,9 @@ class StudyStore:
 
     def records(self) -> list[TrialRecord]:
         """All trials, by number, with what was learned of them since."""
+        goal = self.goal
         with self._answers():
-            records = records_of(self.study.get_trials(deepcopy=False))
+            records = records_of(self.study.get_trials(deepcopy=False), goal)
             attributes = self._user_attrs()
         return [self._completed(record, attributes) for record in records]
 
@@ -191,7 +202,8 @@ class StudyStore:
         )
         with self._answers():
             trial_id = storage.create_new_trial(self.id, template_trial=template)
-            return self._completed(TrialRecord.from_optuna(storage.get_trial(trial_id)), self._user_attrs())
+            record = TrialRecord.from_optuna(storage.get_trial(trial_id), self.goal)
+            return self._completed(record, self._user_attrs())
 
     def add_attempt(self, record: TrialRecord, result: TrialResult) -> TrialRecord:
         """Keep a try that does not count; the trial goes on running."""
@@ -242,7 +254,7 @@ class StudyStore:
         with self._answers():
             running = self.study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,))
             unfinished: list[TrialRecord] = []
-            for record in records_of(running):
+            for record in records_of(running, self.goal):
                 if record.result is None:
                     unfinished.append(record)
                 else:
@@ -258,10 +270,10 @@ class StudyStore:
         # Optuna 5 reads the second; dashboards up to 0.21 read only the first.
         storage.set_trial_system_attr(trial_id, "constraints", [result.constraint])
         storage.set_trial_system_attr(trial_id, f"constraints:{_CONSTRAINT}", result.constraint)
-        value = result.samples_per_s
-        if value is not None:
-            self.study.tell(number, value)
-        elif result.outcome.teaches:
+        values = self.goal.values(result)
+        if values is not None:
+            self.study.tell(number, values)
+        elif result.outcome.teaches:  # also where steps were timed, and the goal's own figure is not known
             self.study.tell(number, state=optuna.trial.TrialState.PRUNED)
         else:
             self.study.tell(number, state=optuna.trial.TrialState.FAIL)
@@ -435,9 +447,11 @@ def best_note(records: list[TrialRecord], origin: Origin = REAL) -> str:
     if best is None or best.result is None:
         return f"{warning}bo_tuner: no trial has completed yet."
     peak = gib(best.result.peak_memory_bytes) if best.result.peak_memory_bytes else "unknown"
+    front = ", ".join(f"`{record.config.name}` (trial {record.number})" for record in pareto_front(records))
     n_memory = sum(record.result is not None and record.result.outcome.is_memory for record in records)
     return (
         f"{warning}### Best: `{best.config.name}` (trial {best.number})\n\n"
-        f"**{rate(best.standing_samples_per_s or 0.0)}** samples, peak memory {peak} a rank. "
+        f"**{rate(best.standing_samples_per_s or 0.0)}** samples{best.beside}, peak memory {peak} a rank. "
         f"{len(records)} trials, {n_memory} ended by memory ({Outcome.OOM}, {Outcome.GUARDED} or {Outcome.HOST_OOM})."
+        + (f"\n\nFront of samples/s against peak memory: {front}." if front else "")
     )

@@ -17,6 +17,7 @@ ROW_KEYS = [
     "outcome",
     "reason",
     "samples_per_s",
+    "value",
     "step_time_s",
     "peak_memory_bytes",
     "power_w",
@@ -30,6 +31,7 @@ ROW_KEYS = [
     "bound_samples_per_s",
     "fits_today",
     "standing_samples_per_s",
+    "standing_value",
     "confirmed",
     "confirmation",
 ]
@@ -76,6 +78,7 @@ def test_the_row_of_a_complete_trial_has_its_numbers() -> None:
         "outcome": "complete",
         "reason": "",
         "samples_per_s": 128.0,
+        "value": 128.0,
         "step_time_s": 0.5,
         "peak_memory_bytes": 700,
         "power_w": None,
@@ -99,6 +102,7 @@ def test_the_row_of_a_complete_trial_has_its_numbers() -> None:
         "bound_samples_per_s": None,
         "fits_today": True,
         "standing_samples_per_s": 128.0,
+        "standing_value": 128.0,
         "confirmed": None,
         "confirmation": None,
     }

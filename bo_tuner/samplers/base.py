@@ -34,6 +34,8 @@ class CandidateSampler(BaseSampler):
     def __init__(self, candidates: OpenCandidates, *, seed: int) -> None:
         self._candidates = candidates
         self._seed = seed
+        self.goal = candidates.goal
+        """What the study is after: its scores are larger where a trial is better."""
         self.search_space: dict[str, BaseDistribution] = distributions(candidates.all)
         """The fixed distribution of every field."""
 
@@ -71,7 +73,7 @@ class CandidateSampler(BaseSampler):
             SpaceExhausted: No candidate is left.
         """
         others = [other for other in study.get_trials(deepcopy=False) if other.number != trial.number]
-        return self.next_config(records_of(others)).params()
+        return self.next_config(records_of(others, self.goal)).params()
 
     def next_config(self, records: Sequence[TrialRecord]) -> TrainConfig:
         """The next config, given all trials so far.

@@ -56,7 +56,8 @@ class ShadowSampler(CandidateSampler):
         verbosity = optuna.logging.get_verbosity()
         optuna.logging.set_verbosity(optuna.logging.WARNING)  # the shadow is nobody's news
         shadow = optuna.create_study(
-            direction="maximize", sampler=self._make((self._seed * 1_000_003 + len(records)) % 2**32)
+            directions=["maximize"] * len(self.goal.measures),
+            sampler=self._make((self._seed * 1_000_003 + len(records)) % 2**32),
         )
         optuna.logging.set_verbosity(verbosity)
         shadow.add_trials(self.shadow_trials(records))
@@ -69,19 +70,21 @@ class ShadowSampler(CandidateSampler):
         """The finished trials as the stock sampler sees them."""
         import optuna
 
-        rates = [rate for record in records if (rate := record.samples_per_s) is not None]
-        worst = min(rates, default=0.0)
+        known = [scores for record in records if (scores := self.goal.scores(record)) is not None]
+        worst = [min(of_measure) for of_measure in zip(*known, strict=True)] or [0.0] * len(self.goal.measures)
         trials: list[FrozenTrial] = []
         for record in records:
             result = record.result
             if result is None or not result.outcome.teaches:
                 continue
             is_feasible = result.outcome in (Outcome.COMPLETE, Outcome.PRUNED)
-            value = result.samples_per_s if result.samples_per_s is not None else result.bound_samples_per_s
+            scores = self.goal.scores(result) or self.goal.bounds(result)
+            if scores is None and result.outcome is Outcome.COMPLETE:
+                continue  # what is not known is not made up
             params = record.config.params()
             trials.append(
                 optuna.trial.create_trial(
-                    value=value if is_feasible and value is not None else worst,
+                    values=scores if is_feasible and scores is not None else worst,
                     params={name: params[name] for name in self._varying},
                     distributions=dict(self._varying),
                     constraints={_CONSTRAINT: result.constraint if is_feasible else max(result.constraint, 0.01)},
