@@ -183,6 +183,21 @@ class Goal:
         return self.name in _FOLLOW_RATE
 
     @property
+    def needs_fixed_batch(self) -> bool:
+        """Its values compare only between steps of one size."""
+        return self.measure is _LATENCY
+
+    @property
+    def needs_power(self) -> bool:
+        """A run that does not tell its power has no value."""
+        return self.measure is _ENERGY
+
+    @property
+    def needs_tokens(self) -> bool:
+        """It counts tokens, so that the length of samples has to be known."""
+        return self.measure in (_ENERGY, _COST)
+
+    @property
     def has_own_value(self) -> bool:
         """Its value is not samples/s, and stands beside it."""
         return self.measure is not _THROUGHPUT

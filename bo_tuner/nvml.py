@@ -155,6 +155,10 @@ class Device:
         told = _ask("nvmlDeviceGetTotalEnergyConsumption", self._handle)
         return None if told is None else told / 1000
 
+    def tells_power(self) -> bool:
+        """What it draws can be read, in one way or the other."""
+        return self.power_w() is not None or self.energy_j() is not None
+
 
 def visible_indices(visible: str, uuids: list[str]) -> list[int]:
     """Device indices that a CUDA_VISIBLE_DEVICES value leaves: as CUDA does, it stops at the first unknown entry."""

@@ -39,7 +39,7 @@ from bo_tuner.report.page import begun
 from bo_tuner.samplers import asks_for_expectations, make_sampler
 from bo_tuner.space import SearchSpace
 from bo_tuner.storage import Manifest
-from bo_tuner.trial import TrialRecord, best_of
+from bo_tuner.trial import TrialRecord, best_of, pareto_front
 from bo_tuner.workload import ModelSpec, Workload
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ __all__ = ["BestTrial", "TuneResult", "tune"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BestTrial:
-    """The fastest configuration that fits."""
+    """The best configuration that fits, by the study's objective."""
 
     record: TrialRecord
     workload: Workload
@@ -127,7 +127,7 @@ class TuneResult:
 
     @property
     def best(self) -> BestTrial | None:
-        """The fastest complete trial; None when nothing completed."""
+        """The best complete trial by the objective; None when none has a value. Of two objectives the first decides."""
         record = best_of(self.trials)
         if record is None:
             return None
@@ -140,6 +140,11 @@ class TuneResult:
             origin=self.manifest.origin,
         )
 
+    @property
+    def pareto(self) -> list[TrialRecord]:
+        """Under two objectives the trials that no other one beats in one without being worse in the other, the fastest first; else none."""
+        return pareto_front(self.trials)
+
     def to_dict(self) -> dict[str, Any]:
         """What `bo-tuner tune --json` prints."""
         candidates = self.manifest.space.candidates(self.manifest.cluster, DeepSpeedBackEnd())
@@ -150,6 +155,7 @@ class TuneResult:
             budget=str(self.budget),
             spent=self.spent,
             origin=self.manifest.origin,
+            goal=self.manifest.goal,
         )
 
     def report(self, path: str | Path | None = None) -> Path:
@@ -180,6 +186,8 @@ def tune(
     simulate: bool | Simulation = False,
     cluster: str | None = None,
     budget: str | int | Budget = "20 trials",
+    objective: str = "throughput",
+    price_per_gpu_hour: float | None = None,
     study: str | None = None,
     storage: str | None = None,
     ranks: int | None = None,
@@ -207,7 +215,7 @@ def tune(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> TuneResult:
-    """Find the fastest training configuration that fits, by short real training steps; start a study or go on with it.
+    """Find the fastest training configuration that fits, or the best by another objective, by short real training steps; start a study or go on with it.
 
     With `simulate` or `replay` the steps are a cost model's or a table's: nothing runs, and the study says so wherever it is shown.
 
@@ -229,7 +237,10 @@ def tune(
         cluster: What is simulated, as in "8x8xV100-16GB" (nodes, devices of each, device); None for this machine's devices.
         budget: "20 trials", "15m", "2 gpu-h", several with commas (the first reached ends it), or a number of trials. Times of trials
             that nobody ran are those that they would have taken.
-        study: Its name; None for one that follows from model, samples, precision and ranks, or from the group.
+        objective: What the best is the best of: `throughput` (samples/s), `latency` (seconds a step, under a fixed `global_batch`), `energy`
+            (tokens a joule, on GPUs that tell their power), `cost` (of a million tokens), or `throughput,memory`, both at once.
+        price_per_gpu_hour: Of one rank, GPU or CPU, in any currency; for `cost` alone.
+        study: Its name; None for one that follows from model, samples, precision, ranks and objective, or from the group.
         storage: Any URL of Optuna's RDB storage; None for SQLite in `./bo_tuner_studies/`.
         ranks: World size; None for all visible GPUs, or two CPU ranks.
         device: `auto`, `cpu` or `cuda`.
@@ -301,6 +312,7 @@ def _driven(opening: StudyOpening, options: TuneOptions, budget: Budget, started
         n_ranks=cluster.n_ranks,
         limit_bytes=opening.memory_bytes,
         longest_step_s=opening.longest_step_s,
+        goal=manifest.goal,
     )
     print(
         introduction(

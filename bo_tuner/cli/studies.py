@@ -18,7 +18,7 @@ from bo_tuner.origin import Origin
 from bo_tuner.report import study_to_dict, summary_text, trials_table, write_job
 from bo_tuner.report.export import check_exportable
 from bo_tuner.report.progress import ending
-from bo_tuner.report.standing import confirmation_text, margin_text
+from bo_tuner.report.standing import confirmation_text, margin_text, without_value
 from bo_tuner.storage import Location, Manifest, StudyStore
 from bo_tuner.storage.study_store import study_names
 from bo_tuner.text import count, rate
@@ -35,7 +35,15 @@ def show(study: StudyName, storage: Storage = None, as_json: AsJson = False, deb
         budget = store.last_stop().get("budget") or None
         candidates = manifest.space.candidates(manifest.cluster, DeepSpeedBackEnd())
         print_json(
-            study_to_dict(study, records, candidates, budget=budget, spent=store.spent(records), origin=manifest.origin)
+            study_to_dict(
+                study,
+                records,
+                candidates,
+                budget=budget,
+                spent=store.spent(records),
+                origin=manifest.origin,
+                goal=manifest.goal,
+            )
         )
         return
     print(show_study(study, records, manifest))
@@ -62,9 +70,11 @@ def export(
     Prints the DeepSpeed JSON, or with --out writes all that is needed to train.
     """
     store, manifest = open_study(study, storage)
-    complete = ranked(store.records())
+    records = store.records()
+    complete = ranked(records)
     if not complete:
-        raise NothingFitsError(f"study {study!r} has no complete trial to export; go on with bo-tuner tune")
+        why = without_value(records) or "it has no complete trial"
+        raise NothingFitsError(f"study {study!r} has nothing to export: {why}; go on with bo-tuner tune")
     if not 1 <= rank <= len(complete):
         raise ConfigError(f"--rank must be from 1 to the {len(complete)} complete trials; got {rank}")
     record = complete[rank - 1]
@@ -105,7 +115,7 @@ def export_text(record: TrialRecord, origin: Origin) -> str:
     """What is known of a config that is handed over: its speed, whether that was confirmed, and the memory it leaves free; and whether
     anybody has measured it."""
     margin = margin_text(record, last_limit_bytes([record]))
-    known = f"{record.config.name}: {ending(record.result)}, {confirmation_text(record, origin)}; {margin}"
+    known = f"{record.config.name}: {ending(record.result, record.goal)}, {confirmation_text(record, origin)}; {margin}"
     return f"{origin.warning}\n{known}" if origin.warning else known
 
 
@@ -113,17 +123,25 @@ def list_studies(storage: Storage = None, as_json: AsJson = False, debug: Debug 
     """List the studies of this folder, or of a storage."""
     location = Location(storage)
     rows: list[dict[str, str | int | float | None]] = []
+    lines: list[tuple[str, str]] = []
     for name in study_names(location):
         store = StudyStore(location, name)
         records, origin = store.records(), store.origin
         best = best_of(records)
+        found = "nothing complete"
+        if best is not None:
+            found = f"best {rate(best.standing_samples_per_s or 0.0)}{best.beside} {best.config.name}"
+        unreal = "" if origin.is_real else f" ({origin.kind})"
+        lines.append((name, f"{count(len(records), 'trial'):>9}  {found}{unreal}"))
         rows.append(
             {
                 "study": name,
                 "origin": origin.kind,
+                "objective": store.goal.name,
                 "trials": len(records),
                 "best_name": best.config.name if best else None,
                 "samples_per_s": best.standing_samples_per_s if best else None,
+                "value": best.standing_value if best else None,
             }
         )
     if as_json:
@@ -131,12 +149,8 @@ def list_studies(storage: Storage = None, as_json: AsJson = False, debug: Debug 
     elif not rows:
         print(f"no studies in {location.shown_url}; bo-tuner tune MODEL starts one")
     else:
-        width = max(len(str(row["study"])) for row in rows)
-        for row in rows:
-            value = row["samples_per_s"]
-            found = f"best {rate(float(value))} {row['best_name']}" if value is not None else "nothing complete"
-            unreal = "" if row["origin"] == "training" else f" ({row['origin']})"
-            print(f"{row['study']:<{width}}  {count(int(row['trials'] or 0), 'trial'):>9}  {found}{unreal}")
+        width = max(len(name) for name, _ in lines)
+        print("\n".join(f"{name:<{width}}  {line}" for name, line in lines))
 
 
 def show_study(name: str, records: Sequence[TrialRecord], manifest: Manifest) -> str:

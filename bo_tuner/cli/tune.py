@@ -14,6 +14,7 @@ from bo_tuner.cli.options import AsJson, Debug, Storage, print_json
 from bo_tuner.cli.studies import export_text, show_study
 from bo_tuner.engine import StopReason
 from bo_tuner.errors import ConfigError, NothingFitsError
+from bo_tuner.report.standing import without_value
 from bo_tuner.text import gib
 from bo_tuner.trial import last_limit_bytes
 from bo_tuner.tune import TuneResult
@@ -46,9 +47,21 @@ def tune(
     budget: Annotated[
         str, typer.Option(help='How much to spend: "20 trials", "15m", "2 gpu-h", or several with commas.')
     ] = "20 trials",
+    objective: Annotated[
+        str,
+        typer.Option(
+            help="What to look for: throughput, latency (with --global-batch), energy, cost (with --price-per-gpu-hour), or throughput,memory."
+        ),
+    ] = "throughput",
+    price_per_gpu_hour: Annotated[
+        float | None,
+        typer.Option(help="Of one GPU, or CPU rank, in any currency, for --objective cost.", show_default="none"),
+    ] = None,
     study: Annotated[
         str | None,
-        typer.Option(help="Name of the study.", show_default="from model, length, precision and ranks, or the group"),
+        typer.Option(
+            help="Name of the study.", show_default="from model, length, precision, ranks and objective, or the group"
+        ),
     ] = None,
     storage: Storage = None,
     ranks: Annotated[
@@ -138,6 +151,8 @@ def tune(
             simulate=simulate,
             cluster=cluster,
             budget=budget,
+            objective=objective,
+            price_per_gpu_hour=price_per_gpu_hour,
             study=study,
             storage=storage,
             ranks=ranks,
@@ -201,6 +216,8 @@ def _why_nothing(result: TuneResult) -> str:
     if not ended:
         return "no trial ran within the budget; give a larger --budget"
     by_memory = [record for record in ended if record.result and record.result.outcome.is_memory]
+    if without_value(ended):
+        return f"{without_value(ended)}: choose another --objective"
     last = ended[-1]
     assert last.result is not None
     if len(by_memory) < len(ended):

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from bo_tuner.budget import Budget
 from bo_tuner.errors import ConfigError
+from bo_tuner.goal import THROUGHPUT
 from bo_tuner.models.choices import Problem
 from bo_tuner.objectives import Objective
 from bo_tuner.storage import Manifest, StudyStore
@@ -129,6 +130,7 @@ def introduction(
         f"model {workload.model.name}, {size}{length}, {workload.precision}, {workload.optimizer}",
         *([f"data {workload.data}"] if workload.data is not None else []),
         f"on {manifest.cluster}, memory limit {gib(memory_bytes)} a rank",
+        *([f"objective {manifest.goal}"] if manifest.goal != THROUGHPUT else []),
         *notes,
         *([] if space.listed else _pipelines(manifest)),
         *([f"no recomputation: {structure.plain_because}"] if structure.plain_because else []),

@@ -12,6 +12,7 @@ from bo_tuner.cluster import Cluster, MemoryLimit
 from bo_tuner.dimension import Dimension
 from bo_tuner.engine import Progress
 from bo_tuner.errors import ConfigError
+from bo_tuner.goal import Goal
 from bo_tuner.objectives.simulated import Simulation
 from bo_tuner.objectives.training import DeepSpeedBackEnd
 from bo_tuner.objectives.training.dimensions import dimensions_of
@@ -61,6 +62,8 @@ class TuneOptions:
     simulate: bool | Simulation = False
     cluster: str | None = None
     budget: str | int | Budget = "20 trials"
+    objective: str = "throughput"
+    price_per_gpu_hour: float | None = None
     study: str | None = None
     storage: str | None = None
     ranks: int | None = None
@@ -95,6 +98,7 @@ class TuneOptions:
             ConfigError: An option is outside its domain, or makes no sense beside another.
         """
         self._check_together()
+        self._check_goal()
         check_choice("--precision", self.precision, ("auto", *get_args(Precision)))
         check_choice("--balance", self.balance, get_args(Balance))
         check_choice("--recompute", self.recompute, tuple(_RECOMPUTE))
@@ -135,6 +139,23 @@ class TuneOptions:
             )
             if self.cluster is not None:
                 self._refuse(_DEVICES_HERE, "--cluster tells the devices")
+
+    def _check_goal(self) -> None:
+        goal = self.goal_on(1)
+        if goal.needs_fixed_batch and self.global_batch is None and self.kind != "replay":
+            raise ConfigError(
+                f"--objective {goal.name} compares steps of one size: add --global-batch N, or leave --objective out"
+            )
+        if goal.needs_power and self.kind != "training":
+            raise ConfigError(f"--objective {goal.name} needs power that is measured, and a {self.kind} draws none")
+
+    def goal_on(self, n_ranks: int) -> Goal:
+        """What the trials are judged by on so many ranks.
+
+        Raises:
+            ConfigError: There is no such objective, or its price is missing, wrong or out of place.
+        """
+        return Goal.of(self.objective, price_per_gpu_hour=self.price_per_gpu_hour, n_ranks=n_ranks)
 
     def _refuse(self, names: Iterable[str], because: str) -> None:
         usual = {field.name: field.default for field in fields(self)}

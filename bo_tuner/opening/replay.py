@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
+from bo_tuner.errors import ConfigError
+from bo_tuner.goal import Goal
 from bo_tuner.models.choices import Problem
 from bo_tuner.objectives.prior import cluster_of, problem_of
 from bo_tuner.objectives.replay import ReplayObjective
@@ -66,6 +68,8 @@ def open_replay(options: TuneOptions) -> Generator[ReplayOpening]:
     table = MeasuredTable.read(path, options.group)
     cluster, _ = cluster_of(table)
     problem, note = problem_of(table)
+    goal = options.goal_on(table.n_ranks)
+    _check_goal(goal, table)
     peaks = [run.memory_bytes for run in table.runs if run.is_complete and run.memory_bytes]
     wanted = Manifest(
         workload=Workload(
@@ -77,6 +81,7 @@ def open_replay(options: TuneOptions) -> Generator[ReplayOpening]:
         cluster=cluster,
         space=SearchSpace.of_configs(table.configs),
         seed=options.seed,
+        goal=goal,
         origin=Origin(
             kind="replay",
             source=f"group {table.name} of {path.absolute()}",
@@ -89,8 +94,24 @@ def open_replay(options: TuneOptions) -> Generator[ReplayOpening]:
     yield ReplayOpening(
         table=table,
         wanted=wanted,
-        store=StudyStore(location, options.study or f"{table.name}_replayed"),
+        store=StudyStore(location, options.study or f"{table.name}{goal.label}_replayed"),
         memory_bytes=max([cluster.memory_bytes, *peaks]),
         expected=problem,
         notes=(*table.notes, *([note] if note else [])),
     )
+
+
+def _check_goal(goal: Goal, table: MeasuredTable) -> None:
+    """Refuse a goal that the table cannot tell.
+
+    Raises:
+        ConfigError: Its steps are of several sizes, or it does not tell the length of samples.
+    """
+    batches = sorted({config.global_batch(table.n_ranks) for config in table.configs})
+    if goal.needs_fixed_batch and len(batches) > 1:
+        raise ConfigError(
+            f"--objective {goal.name} compares steps of one size, and those of group {table.name} hold from {batches[0]} to "
+            f"{batches[-1]} samples"
+        )
+    if goal.needs_tokens and table.seq_len is None:
+        raise ConfigError(f"--objective {goal.name} counts tokens, and group {table.name} does not tell its seq_len")

@@ -87,6 +87,7 @@ def open_simulation(options: TuneOptions) -> Generator[SimulatedOpening]:
     )
     memory_bytes = options.memory.bytes_on(cluster)
     space = options.space_on(cluster)
+    goal = options.goal_on(cluster.n_ranks)
     location = Location(options.storage)
     location.check_writable()
     with tempfile.TemporaryDirectory(prefix="bo_tuner-") as name:
@@ -117,10 +118,11 @@ def open_simulation(options: TuneOptions) -> Generator[SimulatedOpening]:
                 cluster=cluster,
                 space=space,
                 seed=options.seed,
+                goal=goal,
                 origin=Origin(kind="simulation", settings={"seed": options.seed, **settings.to_dict()}),
                 versions=own_versions(),
             ),
-            store=StudyStore(location, options.study or f"{label}_{where}_simulated"),
+            store=StudyStore(location, options.study or f"{label}_{where}{goal.label}_simulated"),
             memory_bytes=memory_bytes,
             sources=JobSources.of(workload, folder),
             folder=folder,

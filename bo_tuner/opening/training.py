@@ -12,9 +12,11 @@ from typing import Any
 from bo_tuner.cluster import Cluster
 from bo_tuner.config import TrainConfig
 from bo_tuner.errors import ConfigError, LaunchError, ModelError
+from bo_tuner.goal import Goal
 from bo_tuner.hardware import Hardware
 from bo_tuner.models.choices import Problem
 from bo_tuner.models.software import DEEPSPEED
+from bo_tuner.nvml import Nvml
 from bo_tuner.objectives import ignore_events
 from bo_tuner.objectives.calibration import calibrate
 from bo_tuner.objectives.launch import ForkServer
@@ -237,6 +239,25 @@ def _has_users_code(workload: Workload) -> bool:
     return workload.model.source != "config" or workload.data is not None or workload.optimizer not in OPTIMIZERS
 
 
+def _check_power(goal: Goal, cluster: Cluster) -> None:
+    """Refuse a goal that needs power where nothing tells it.
+
+    Raises:
+        ConfigError: The ranks run on CPUs, or the driver does not tell what one of their GPUs draws.
+    """
+    if not goal.needs_power:
+        return
+    needs = f"--objective {goal.name} needs power that is measured"
+    if cluster.device == "cpu":
+        raise ConfigError(f"{needs}, and CPU ranks tell none: use GPUs, or another objective")
+    with Nvml() as nvml:
+        silent = [str(device.index) for device in nvml.visible()[: cluster.n_ranks] if not device.tells_power()]
+    if silent:
+        raise ConfigError(
+            f"{needs}, and the driver does not tell that of GPU {', '.join(silent)}: use another objective"
+        )
+
+
 @contextlib.contextmanager
 def open_training(options: TuneOptions) -> Generator[Opening]:
     """Look at the options and at this machine; the processes that ranks are forked from live as long as the opening.
@@ -249,6 +270,8 @@ def open_training(options: TuneOptions) -> Generator[Opening]:
     spec = model_spec(options.model)
     options.length_of(spec)
     cluster = Cluster.detect(device=options.device, n_ranks=options.ranks)
+    goal = options.goal_on(cluster.n_ranks)
+    _check_power(goal, cluster)
     memory_bytes = options.memory.bytes_on(cluster)
     space = options.space_on(cluster)
     location = Location(options.storage)
@@ -263,8 +286,8 @@ def open_training(options: TuneOptions) -> Generator[Opening]:
         space = replace(space, dimensions=dimensions_ready(space, workload, folder=server.run_dir))
         balance: Any = options.balance  # checked
         yield Opening(
-            wanted=Manifest(workload=workload, cluster=cluster, space=space, seed=options.seed),
-            store=StudyStore(location, options.study or f"{workload.label}_{cluster.label}"),
+            wanted=Manifest(workload=workload, cluster=cluster, space=space, seed=options.seed, goal=goal),
+            store=StudyStore(location, options.study or f"{workload.label}_{cluster.label}{goal.label}"),
             server=server,
             memory_bytes=memory_bytes,
             balance=balance,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from bo_tuner.config import TrainConfig
 from bo_tuner.outcome import Measurement
+from bo_tuner.report.standing import without_value
 from bo_tuner.text import gib, rate
 from bo_tuner.trial import TrialRecord, best_of, last_limit_bytes, memory_margin
 
@@ -18,7 +19,7 @@ class Gain:
     """The best config against another one."""
 
     factor: float | None
-    """How many times as many samples/s; None where there is nothing to compare with."""
+    """How many times as good by the study's goal, as many samples/s for one; None where there is nothing to compare with."""
     against: TrialRecord | None = None
     """The trial compared with."""
     text: str
@@ -27,7 +28,7 @@ class Gain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The fastest config that fits, and how far it came."""
+    """The best config that fits, by the study's goal, and how far it came."""
 
     best: TrialRecord
     measurement: Measurement
@@ -82,6 +83,8 @@ def default_gain(records: Sequence[TrialRecord], best: TrialRecord, default: Tra
     ended = [record.result for record in own if record.result is not None]
     if not ended:
         return Gain(factor=None, text=f"the default config ({default.name}) has not run in this study")
+    if without_value(own):
+        return Gain(factor=None, text=f"the default config ({default.name}) has run: {without_value(own)}")
     last = ended[-1]
     if last.outcome.is_memory:
         limit = f" in {gib(last.limit_bytes)} a rank" if last.limit_bytes else ""
@@ -92,7 +95,7 @@ def default_gain(records: Sequence[TrialRecord], best: TrialRecord, default: Tra
 def first_gain(records: Sequence[TrialRecord], best: TrialRecord) -> Gain:
     """Against the first config that completed: what trial and error would have stopped at."""
     first = min(
-        (record for record in records if record.samples_per_s is not None),
+        (record for record in records if record.goal.value(record) is not None),
         key=lambda record: record.number,
         default=best,
     )
@@ -102,11 +105,13 @@ def first_gain(records: Sequence[TrialRecord], best: TrialRecord) -> Gain:
 
 
 def _gain(best: TrialRecord, other: TrialRecord, what: str) -> Gain:
-    value, base = best.standing_samples_per_s or 0.0, other.samples_per_s or 0.0
+    goal = best.goal
+    value, base = best.standing_value, goal.score(other)
+    assert value is not None and base is not None  # both are ranked
     return Gain(
-        factor=value / base,
+        factor=goal.measure.score(value) / base,
         against=other,
-        text=f"{what}, {other.config.name}, with {rate(base)} (trial {other.number})",
+        text=f"{what}, {other.config.name}, with {rate(other.samples_per_s or 0.0)}{goal.beside(other)} (trial {other.number})",
     )
 
 

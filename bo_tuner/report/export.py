@@ -128,6 +128,8 @@ def write_job(
             **({} if origin.is_real else {"warning": origin.warning}),
             "config": record.config.name,
             "samples_per_s": record.samples_per_s if origin.is_real else None,
+            "objective": record.goal.to_dict(),
+            "value": record.goal.value(record) if origin.is_real else None,
             "confirmed": record.is_confirmed,
             "peak_memory_bytes": record.peak_memory_bytes,
             "memory_limit_bytes": last_limit_bytes([record]),

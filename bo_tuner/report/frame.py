@@ -12,9 +12,10 @@ from rich.text import Text
 
 from bo_tuner.budget import Spent
 from bo_tuner.engine import Snapshot
+from bo_tuner.goal import Goal
 from bo_tuner.outcome import Outcome
 from bo_tuner.report.progress import ending
-from bo_tuner.report.standing import remarks
+from bo_tuner.report.standing import remarks, without_value
 from bo_tuner.text import duration, gib, rate
 from bo_tuner.trial import TrialRecord, best_of
 
@@ -28,9 +29,6 @@ _MEMORY_STYLES = ((0.9, "red"), (0.75, "yellow"), (0.0, "green"))
 """From this fraction of the limit on."""
 _OUTCOME_STYLES = {Outcome.COMPLETE: "", Outcome.PRUNED: "dim", Outcome.FAILED: "red", Outcome.TIMEOUT: "red"}
 _PURPOSES = {"": "trial", "repeat": "repeating trial", "confirm": "confirming trial"}
-_HEADER = ("trial", "config", "outcome", "samples/s", "memory", "why")
-_NUMBERS = (0, 3, 4)
-"""Columns that are flush right."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +62,9 @@ class StudyFrame:
         lines = [] if self.is_over else [self._running(pen), self._memory(pen)]
         best = best_of(self.snapshot.records)
         if best is None:
-            lines.append(pen.line("best", "nothing has completed yet"))
+            lines.append(pen.line("best", without_value(self.snapshot.records) or "nothing has completed yet"))
         else:
-            lines.append(pen.line("best", f"trial {_name(best)}, {ending(best.result)}", style="bold"))
+            lines.append(pen.line("best", f"trial {_name(best)}, {ending(best.result, best.goal)}", style="bold"))
         budget = self.snapshot.budget
         lines.append(pen.line("budget", budget.used(spent), fraction=budget.fraction_used(spent), style="cyan"))
         if not self.is_over:
@@ -146,13 +144,14 @@ class _Pen:
         Drawn by hand: this costs a third of rich's own table, beside ranks whose speed is being measured.
         """
         marked = [(record, best is not None and best.number == record.number) for record in rows]
-        cells = [_HEADER, *(_cells(record, is_best=is_best) for record, is_best in marked)]
+        cells = [_header(rows[0].goal), *(_cells(record, is_best=is_best) for record, is_best in marked)]
         styles = ["dim", *("bold green" if is_best else _outcome_style(record) for record, is_best in marked)]
         widths = self._widths(cells)
         for row, style in zip(cells, styles, strict=True):
             line = Text(style=style, no_wrap=True)
             for column, (cell, width) in enumerate(zip(row, widths, strict=False)):
-                text = Text(cell.rjust(width) if column in _NUMBERS else cell)
+                is_number = column == 0 or 3 <= column < len(row) - 1
+                text = Text(cell.rjust(width) if is_number else cell)
                 text.truncate(width, overflow=self._overflow, pad=True)
                 line.append(text).append(" " * _GAP)
             line.rstrip()
@@ -183,6 +182,11 @@ def _newest(ended: Sequence[TrialRecord], n_rows: int) -> list[TrialRecord]:
     return rows
 
 
+def _header(goal: Goal) -> tuple[str, ...]:
+    own = [goal.measure.heading] if goal.has_own_value else []
+    return ("trial", "config", "outcome", "samples/s", *own, "memory", "why")
+
+
 def _cells(record: TrialRecord, *, is_best: bool) -> tuple[str, ...]:
     result, value = record.result, record.samples_per_s
     assert result is not None
@@ -191,6 +195,7 @@ def _cells(record: TrialRecord, *, is_best: bool) -> tuple[str, ...]:
         record.config.name,
         result.outcome.value,
         rate(value).removesuffix("/s") if value is not None else "-",
+        *([record.goal.cell(record)] if record.goal.has_own_value else []),
         gib(record.peak_memory_bytes) if record.peak_memory_bytes else "-",
         "".join(char if char.isprintable() else " " for char in remarks(record)),
     )

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 __all__ = ["rendered", "report_html", "write_page", "write_report"]
 
 _SECTIONS = {
+    "pareto": (
+        "Samples/s against peak memory",
+        "Complete trials that fit; the line leads along the front: those that none beats in both. Memory is that of the fullest rank.",
+    ),
     "throughput": (
         "Throughput and where memory ends",
         (
@@ -34,7 +38,7 @@ _SECTIONS = {
     ),
     "history-trials": (
         "History over trials",
-        "Every trial as it came, and the best so far. What gave no rate stands at 0.",
+        "Every trial as it came, and the best so far. What gave no value stands at 0.",
     ),
     "history-time": ("History over time", "The same over the time spent in trials: retries count, pauses do not."),
     "step-time": (

@@ -60,7 +60,9 @@ class NotebookProgress:
         if self._bar is None:
             self._bar = _new_bar(snapshot)
         best = best_of(snapshot.records)
-        words = f"best {rate(best.standing_samples_per_s or 0.0)} {best.config.name}" if best else "no best yet"
+        words = "no best yet"
+        if best is not None:
+            words = f"best {rate(best.standing_samples_per_s or 0.0)}{best.beside} {best.config.name}"
         if snapshot.running is not None:
             words += f", {snapshot.running.config.name} runs"
         now = time.monotonic()

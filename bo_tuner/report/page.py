@@ -19,11 +19,11 @@ from bo_tuner.outcome import Measurement
 from bo_tuner.report.answer import Answer, Gain, answer_of, ratio
 from bo_tuner.report.export import check_exportable, why_no_job
 from bo_tuner.report.frontier import frontiers, layout_label
-from bo_tuner.report.standing import as_deepspeed_counts, confirmation_text, plus_minus, remarks
+from bo_tuner.report.standing import as_deepspeed_counts, confirmation_text, plus_minus, remarks, without_value
 from bo_tuner.space import default_config
 from bo_tuner.storage import Manifest
 from bo_tuner.text import count, gib, seconds
-from bo_tuner.trial import TrialRecord, best_of, last_limit_bytes
+from bo_tuner.trial import TrialRecord, best_of, last_limit_bytes, pareto_front
 
 if TYPE_CHECKING:
     import optuna
@@ -74,6 +74,7 @@ def page_texts(study: ReportedStudy, *, now: datetime) -> dict[str, Any]:
         "subtitle": f"{workload.model.name}, {workload.seq_len} tokens a sample, {workload.precision}, {workload.optimizer}",
         "cluster": str(cluster),
         "standing": _standing(study),
+        "own_value": manifest.goal.measure.heading if manifest.goal.has_own_value else "",
         "answer": _answer(answer, study) if answer else None,
         "why_nothing": _why_nothing(records),
         "layouts": _layouts(records),
@@ -96,10 +97,12 @@ def _answer(answer: Answer, study: ReportedStudy) -> dict[str, Any]:
     low, high = measured.samples_per_s_interval
     settings, reason = _settings(config, study)
     return {
+        "kind": f"{manifest.goal.measure.superlative} config that fits",
         "name": config.name,
         "trial": answer.best.number,
         "choices": _choices(config, manifest.cluster.n_ranks),
         "rate": _number(answer.best.standing_samples_per_s or 0.0),
+        "own_value": answer.best.beside.removeprefix(", "),
         "interval": f"{_number(low)} to {_number(high)} with 95 %, from {count(len(measured.slowest_s), 'step')}",
         "confirmation": confirmation_text(answer.best, manifest.origin),
         "is_confirmed": bool(answer.best.is_confirmed),
@@ -201,6 +204,8 @@ def _why_nothing(records: Sequence[TrialRecord]) -> str:
     ended = [record.result for record in records if record.result is not None]
     if not ended:
         return "No trial has ended yet."
+    if without_value(records):
+        return f"No trial can be the best: {without_value(records)}."
     n_memory = sum(result.outcome.is_memory for result in ended)
     if n_memory == len(ended):
         limit = f" in {gib(ended[-1].limit_bytes)} a rank" if ended[-1].limit_bytes else ""
@@ -220,6 +225,7 @@ def _layouts(records: Sequence[TrialRecord]) -> list[dict[str, str]]:
             "label": layout_label(edge.layout),
             "trials": str(edge.n_trials),
             "rate": _number(edge.best.standing_samples_per_s or 0.0) if edge.best else _NONE,
+            "value": edge.best.goal.cell(edge.best.standing) if edge.best else _NONE,
             "name": edge.best.config.name if edge.best else _NONE,
             "is_best": "yes" if best and edge.best and best.number == edge.best.number else "",
             "fits": str(edge.fits) if edge.fits is not None else "none ran",
@@ -231,10 +237,10 @@ def _layouts(records: Sequence[TrialRecord]) -> list[dict[str, str]]:
 
 def _trials(records: Sequence[TrialRecord], *, n_ranks: int) -> list[dict[str, Any]]:
     """One row a trial; for every cell its text and, where that differs, what it sorts by."""
-    best = best_of(records)
+    best, front = best_of(records), {record.number for record in pareto_front(records)}
     rows: list[dict[str, Any]] = []
     for record in records:
-        result, value = record.result, record.samples_per_s
+        result, value, of_goal = record.result, record.samples_per_s, record.goal.value(record)
         measured = result.measurement if result and value is not None else None
         outcome = result.outcome.value if result else "no result"
         peak = record.peak_memory_bytes or 0
@@ -245,12 +251,14 @@ def _trials(records: Sequence[TrialRecord], *, n_ranks: int) -> list[dict[str, A
                 "number": record.number,
                 "name": record.config.name,
                 "is_best": best is not None and best.number == record.number,
+                "is_front": record.number in front,
                 "batch": batch,
                 "outcome": outcome,
                 "tone": _TONES.get(outcome, "bad") if result else "calm",
                 "rate": (f"{_number(value)} {plus_minus(measured)}", value)
                 if value is not None and measured
                 else (_NONE, -1),
+                "value": (_NONE, -1) if of_goal is None else (record.goal.measure.number(of_goal), of_goal),
                 "step": (seconds(measured.step_time_s), measured.step_time_s) if measured else (_NONE, -1),
                 "peak": (gib(peak), peak) if peak else (_NONE, -1),
                 "wall": (f"{record.wall_s:.1f} s", record.wall_s) if result else (_NONE, -1),
@@ -293,6 +301,7 @@ def _facts(study: ReportedStudy, *, n_candidates: int, now: datetime) -> list[tu
         (
             "Search",
             [
+                ("objective", str(manifest.goal)),
                 ("ZeRO stages", ", ".join(map(str, space.zero_stages))),
                 ("pipeline depths", ", ".join(map(str, space.pipeline_depths))),
                 *(

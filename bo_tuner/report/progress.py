@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TextIO
 
 from bo_tuner.engine import Snapshot
+from bo_tuner.goal import Goal
 from bo_tuner.outcome import TrialResult
 from bo_tuner.report.standing import confirmation_text, plus_minus
 from bo_tuner.text import gib, rate
@@ -42,7 +43,7 @@ class LineProgress:
         """Add a line."""
         best = best_of(snapshot.records)
         mark = " *" if best is not None and best.number == record.number else ""
-        text = f"trial {record.number:>3}  {record.config.name:<18} {ending(record.result)}{mark}"
+        text = f"trial {record.number:>3}  {record.config.name:<18} {ending(record.result, record.goal)}{mark}"
         self._stream.write(f"{text}   [{snapshot.budget.left(snapshot.spent)}]\n")
         self._stream.flush()
 
@@ -57,14 +58,14 @@ class LineProgress:
         """The lines stand."""
 
 
-def ending(result: TrialResult | None) -> str:
-    """How a trial ended, in a few words."""
+def ending(result: TrialResult | None, goal: Goal) -> str:
+    """How a trial ended, in a few words: its samples/s, the goal's own value beside it, and memory; or why it did not complete."""
     if result is None:
         return "no result yet"
     if result.samples_per_s is not None:
         memory = f", {gib(result.peak_memory_bytes)}" if result.peak_memory_bytes else ""
         spread = f" {plus_minus(result.measurement)}" if result.measurement else ""
-        return f"{rate(result.samples_per_s)}{spread}{memory}"
+        return f"{rate(result.samples_per_s)}{spread}{goal.beside(result)}{memory}"
     return f"{result.outcome.value}: {result.reason}"
 
 
@@ -72,4 +73,4 @@ def running_again(record: TrialRecord, purpose: str) -> str:
     """What another run of a trial's config showed, in a few words."""
     if purpose == "confirm":
         return confirmation_text(record)
-    return f"{ending(record.repeats[-1])} (repeated, to see what launches differ by)"
+    return f"{ending(record.repeats[-1], record.goal)} (repeated, to see what launches differ by)"

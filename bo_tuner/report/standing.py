@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
+from bo_tuner.goal import Goal
 from bo_tuner.origin import REAL, Origin
 from bo_tuner.outcome import Measurement
-from bo_tuner.text import gib, rate
-from bo_tuner.trial import TrialRecord, last_limit_bytes, memory_margin
+from bo_tuner.text import count, gib, rate
+from bo_tuner.trial import TrialRecord, goal_of, last_limit_bytes, memory_margin
 
-__all__ = ["as_deepspeed_counts", "confirmation_text", "margin_text", "plus_minus", "remarks"]
+__all__ = ["as_deepspeed_counts", "confirmation_text", "margin_text", "plus_minus", "remarks", "without_value"]
 
 
 def plus_minus(measurement: Measurement) -> str:
@@ -34,7 +36,7 @@ def confirmation_text(record: TrialRecord, origin: Origin = REAL) -> str:
     if again.samples_per_s is None:
         return f"not confirmed: its longer run ended as {again.outcome.value}: {again.reason}"
     verdict = "confirmed at" if record.is_confirmed else "not confirmed: slower in a longer run, at"
-    return f"{verdict} {rate(again.samples_per_s)}"
+    return f"{verdict} {rate(again.samples_per_s)}{record.goal.beside(again)}"
 
 
 def margin_text(record: TrialRecord, limit_bytes: int | None) -> str:
@@ -46,11 +48,26 @@ def margin_text(record: TrialRecord, limit_bytes: int | None) -> str:
     return f"peak {gib(peak)} of {gib(limit_bytes)} a rank, {left}"
 
 
+def without_value(records: Sequence[TrialRecord]) -> str:
+    """Why trials that completed gave no best; empty where one has a value, or none completed."""
+    goal = goal_of(records)
+    complete = [record for record in records if record.samples_per_s is not None]
+    if not complete or any(goal.value(record) is not None for record in complete):
+        return ""
+    return f"{count(len(complete), 'trial')} completed, and for each {_no_value(goal)}"
+
+
+def _no_value(goal: Goal) -> str:
+    return f"the figures for {goal.measure.words} are not known"
+
+
 def remarks(record: TrialRecord) -> str:
     """The reason of a trial, and what was learned of it since."""
     parts = [record.result.reason if record.result else "no result yet"]
     if record.confirmation is not None:
         parts.append(confirmation_text(record))
+    if record.samples_per_s is not None and record.goal.value(record) is None:
+        parts.append(_no_value(record.goal))
     if record.samples_per_s is not None and not record.fits_today:
         parts.append(margin_text(record, last_limit_bytes([record])))
     return "; ".join(part for part in parts if part)

@@ -9,16 +9,31 @@ from typing import Any
 
 from bo_tuner.budget import Spent
 from bo_tuner.config import TrainConfig
+from bo_tuner.goal import THROUGHPUT, Goal
 from bo_tuner.open_candidates import MemoryProof, memory_proofs
 from bo_tuner.origin import REAL, Origin
 from bo_tuner.report.progress import ending
-from bo_tuner.report.standing import as_deepspeed_counts, confirmation_text, margin_text, plus_minus, remarks
+from bo_tuner.report.standing import (
+    as_deepspeed_counts,
+    confirmation_text,
+    margin_text,
+    plus_minus,
+    remarks,
+    without_value,
+)
 from bo_tuner.text import count, gib, rate
-from bo_tuner.trial import TrialRecord, best_of, last_limit_bytes, launch_noise, memory_margin, ranked
+from bo_tuner.trial import (
+    TrialRecord,
+    best_of,
+    goal_of,
+    last_limit_bytes,
+    launch_noise,
+    memory_margin,
+    pareto_front,
+    ranked,
+)
 
-__all__ = ["UNIT", "aligned", "study_to_dict", "summary_text", "trials_table"]
-
-UNIT = "samples/s"
+__all__ = ["aligned", "study_to_dict", "summary_text", "trials_table"]
 
 
 def study_to_dict(
@@ -29,6 +44,7 @@ def study_to_dict(
     budget: str | None,
     spent: Spent,
     origin: Origin = REAL,
+    goal: Goal = THROUGHPUT,
 ) -> dict[str, Any]:
     """What `tune --json` and `show --json` print."""
     best = best_of(records)
@@ -37,11 +53,13 @@ def study_to_dict(
     return {
         "study": name,
         "origin": origin.kind,
-        "direction": "maximize",
-        "unit": UNIT,
+        "objective": goal.name,
+        "direction": goal.measure.direction,
+        "unit": goal.measure.unit,
         "budget": budget,
         "spent": spent.to_dict(),
         "best": best.to_dict() if best else None,
+        "pareto": [record.number for record in pareto_front(records)] if goal.has_front else None,
         "memory_limit_bytes": limit_bytes,
         "memory_margin_bytes": memory_margin(best, limit_bytes) if best else None,
         "launches_differ_by": {"sd_fraction": round(noise.sd, 5), "degrees_of_freedom": noise.n_free},
@@ -70,8 +88,10 @@ def excluded(
 
 
 def trials_table(records: Sequence[TrialRecord], *, n_ranks: int) -> str:
-    """One row a trial: number, config, global batch, outcome, samples/s with half of its 95 % interval, the same as DeepSpeed's tuner
-    counts it, step time, peak memory, wall time, reason."""
+    """One row a trial: number, config, global batch, outcome, samples/s with half of its 95 % interval, the goal's own value where that is
+    another one, samples/s as DeepSpeed's tuner counts, step time, peak memory, wall time, reason. A star marks the best, a plus the
+    others of the front of a goal that has one."""
+    goal = goal_of(records)
     header = (
         "trial",
         "config",
@@ -79,12 +99,16 @@ def trials_table(records: Sequence[TrialRecord], *, n_ranks: int) -> str:
         "outcome",
         "samples/s",
         "95 %",
+        *([goal.measure.heading] if goal.has_own_value else []),
         "as DeepSpeed counts",
         "step",
         "peak memory",
         "wall",
     )
+    marks = {record.number: " +" for record in pareto_front(records)}
     best = best_of(records)
+    if best is not None:
+        marks[best.number] = " *"
     rows: list[tuple[str, ...]] = []
     for record in records:
         result = record.result
@@ -92,12 +116,13 @@ def trials_table(records: Sequence[TrialRecord], *, n_ranks: int) -> str:
         measurement = result.measurement if result and value is not None else None
         rows.append(
             (
-                f"{record.number}{' *' if best and best.number == record.number else ''}",
+                f"{record.number}{marks.get(record.number, '')}",
                 record.config.name,
                 str(record.config.global_batch(n_ranks)),
                 result.outcome.value if result else "-",
                 f"{value:.4g}" if value is not None else "-",
                 plus_minus(measurement) if measurement else "-",
+                *([goal.cell(record)] if goal.has_own_value else []),
                 as_deepspeed_counts(measurement) if measurement else "-",
                 f"{measurement.step_time_s * 1000:.0f} ms" if measurement else "-",
                 gib(record.peak_memory_bytes) if record.peak_memory_bytes else "-",
@@ -125,8 +150,11 @@ def summary_text(
         groups += [
             (f"pp{depth}", [record for record in records if record.config.pipeline_depth == depth]) for depth in depths
         ]
-    header = ("space", "trials", "best samples/s", "best name")
-    rows = [header, *(_summary_row(name, group) for name, group in groups), _summary_row("all", list(records))]
+    goal = goal_of(records)
+    values = (f"best {goal.measure.heading}", *(["samples/s"] if goal.has_own_value else []))
+    header = ("space", "trials", *values, "best name")
+    groups.append(("all", list(records)))
+    rows = [header, *(_summary_row(name, group, goal) for name, group in groups)]
     lines = aligned(rows)
     endings = Counter(record.result.outcome.value for record in records if record.result)
     counted = ", ".join(f"{n_such} {outcome}" for outcome, n_such in endings.most_common())
@@ -142,8 +170,11 @@ def summary_text(
     lines += _median_trial(records)
     best = best_of(records)
     if best is not None:
-        lines.append(f"best: {best.config.name}, {ending(best.result)} a rank, {confirmation_text(best, origin)}")
+        lines.append(f"best: {best.config.name}, {ending(best.result, goal)} a rank, {confirmation_text(best, origin)}")
         lines.append(margin_text(best, limit_bytes))
+    elif without_value(records):
+        lines.append(f"no best: {without_value(records)}")
+    lines += _front(records)
     return "\n".join(lines)
 
 
@@ -151,6 +182,24 @@ def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """One line a row, with columns as wide as their widest cell."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _front(records: Sequence[TrialRecord]) -> list[str]:
+    """The trials of the front, and how each is exported; nothing under a goal that has none."""
+    front, ranks = pareto_front(records), [record.number for record in ranked(records)]
+    if not front:
+        return []
+    rows = [
+        (
+            f"  trial {record.number}",
+            record.config.name,
+            rate(record.standing_samples_per_s or 0.0),
+            gib(record.peak_memory_bytes or 0),
+            f"--rank {ranks.index(record.number) + 1}",
+        )
+        for record in front
+    ]
+    return ["front of samples/s against peak memory, and its ranks for export:", *aligned(rows)]
 
 
 def _median_trial(records: Sequence[TrialRecord]) -> list[str]:
@@ -167,8 +216,9 @@ def _median_trial(records: Sequence[TrialRecord]) -> list[str]:
     return [f"median complete trial: {medians['wall']:.1f} s ({split})"]
 
 
-def _summary_row(name: str, records: Sequence[TrialRecord]) -> tuple[str, str, str, str]:
-    best = next(iter(ranked(records)), None)
+def _summary_row(name: str, records: Sequence[TrialRecord], goal: Goal) -> tuple[str, ...]:
+    best = best_of(records)
     if best is None or best.standing_samples_per_s is None:
-        return (name, str(len(records)), "-", "-")
-    return (name, str(len(records)), rate(best.standing_samples_per_s).removesuffix("/s"), best.config.name)
+        return (name, str(len(records)), "-", *(["-"] if goal.has_own_value else []), "-")
+    value = [goal.cell(best.standing)] if goal.has_own_value else []
+    return (name, str(len(records)), *value, rate(best.standing_samples_per_s).removesuffix("/s"), best.config.name)

@@ -18,7 +18,7 @@ from bo_tuner.config import TrainConfig
 
 Run = Callable[..., CompletedProcess[str]]
 
-TOP_LEVEL = {"study", "origin", "direction", "unit", "budget", "spent", "best", "trials"} | {
+TOP_LEVEL = {"study", "origin", "objective", "direction", "unit", "budget", "spent", "best", "pareto", "trials"} | {
     "memory_limit_bytes",
     "memory_margin_bytes",
     "launches_differ_by",
@@ -30,6 +30,7 @@ PER_TRIAL = {
     "outcome",
     "reason",
     "samples_per_s",
+    "value",
     "step_time_s",
     "peak_memory_bytes",
     "power_w",
@@ -45,6 +46,7 @@ PER_TRIAL = {
     "confirmed",
     "confirmation",
     "standing_samples_per_s",
+    "standing_value",
 }
 
 
@@ -74,6 +76,7 @@ def shown(run: Run, folder: Path) -> dict[str, Any]:
 def test_tune_json_has_exactly_the_keys_of_the_schema(told: dict[str, Any]) -> None:
     assert set(told) == TOP_LEVEL
     assert (told["study"], told["direction"], told["unit"]) == ("shared", "maximize", "samples/s")
+    assert (told["objective"], told["pareto"]) == ("throughput", None)
     assert told["budget"] == "3 trials"
     assert told["spent"]["trials"] == 3
     assert told["spent"]["seconds"] > 0
@@ -265,6 +268,7 @@ def test_list_json_gives_the_best_of_every_study(
     assert answer["storage"] == f"sqlite:///{study_folder.resolve()}/bo_tuner_studies/studies.db"
     best = fastest_first[0]
     expected = {"study": "shared", "origin": "training", "trials": 3, "best_name": best["name"]}
+    expected |= {"objective": "throughput", "value": best["standing_samples_per_s"]}
     expected["samples_per_s"] = best["standing_samples_per_s"]
     assert answer["studies"] == [expected]
 

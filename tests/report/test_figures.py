@@ -215,7 +215,7 @@ def test_importances_say_when_there_are_too_few_trials_or_nothing_to_tell_apart(
     result = measured(same, step_s=1.0, peak_bytes=GIB)
     alike: Any = importance_figure(numbered(*((config, result) for config in GRID)))
     assert alike.layout.annotations[0].text.replace("<br>", " ") == (
-        "All complete trials are equally fast, or alike in every dimension."
+        "All complete trials are equally good, or alike in every dimension."
     )
 
 

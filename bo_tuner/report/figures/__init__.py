@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 from bo_tuner.report.figures.history import history_figure
 from bo_tuner.report.figures.importance import importance_figure
 from bo_tuner.report.figures.memory import memory_figure
+from bo_tuner.report.figures.pareto import pareto_figure
 from bo_tuner.report.figures.step_time import step_time_figure
 from bo_tuner.report.figures.throughput import throughput_figure
-from bo_tuner.trial import TrialRecord, last_limit_bytes
+from bo_tuner.trial import TrialRecord, goal_of, last_limit_bytes
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -23,6 +24,7 @@ __all__ = [
     "history_figure",
     "importance_figure",
     "memory_figure",
+    "pareto_figure",
     "step_time_figure",
     "study_figures",
     "throughput_figure",
@@ -30,9 +32,11 @@ __all__ = [
 
 
 def study_figures(records: Sequence[TrialRecord], *, n_ranks: int) -> dict[str, go.Figure]:
-    """All figures of a study by name, in the order of the report."""
+    """All figures of a study by name, in the order of the report; the front is among them where the study's goal has one."""
     limit_bytes = last_limit_bytes(records)
+    front = {"pareto": pareto_figure(records, n_ranks=n_ranks)} if goal_of(records).has_front else {}
     return {
+        **front,
         "throughput": throughput_figure(records, n_ranks=n_ranks, limit_bytes=limit_bytes),
         "memory": memory_figure(records, n_ranks=n_ranks, limit_bytes=limit_bytes),
         "history-trials": history_figure(records, n_ranks=n_ranks, over="trials"),

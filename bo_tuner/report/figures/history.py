@@ -6,8 +6,9 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
+from bo_tuner.goal import THROUGHPUT, Goal, Measure
 from bo_tuner.report.figures.style import NEUTRAL, base_figure, hover_text, layout_style, note_figure
-from bo_tuner.trial import TrialRecord
+from bo_tuner.trial import TrialRecord, goal_of
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -21,6 +22,8 @@ def history_figure(
     records: Sequence[TrialRecord], *, n_ranks: int, over: Literal["trials", "time"] = "trials"
 ) -> go.Figure:
     """Samples/s of every trial as it came, and the best so far; what did not complete stands at zero.
+
+    Where the goal is another figure of which more is better, that; less of latency or cost is more samples/s.
 
     Args:
         records: The trials of a study.
@@ -38,7 +41,7 @@ def history_figure(
     else:
         where = [seconds / scale for seconds in itertools.accumulate(record.wall_s for record in ended)]
     figure = base_figure(_TITLES[over], height=380)
-    bests = list(itertools.accumulate((record.samples_per_s or 0.0 for record in ended), max))
+    bests = list(itertools.accumulate(map(_height, ended), max))
     first = next((index for index, best in enumerate(bests) if best > 0), len(bests))
     if first < len(bests):
         figure.add_trace(
@@ -52,7 +55,7 @@ def history_figure(
             )
         )
     at = dict(zip((record.number for record in ended), where, strict=True))
-    complete = [record for record in ended if record.samples_per_s is not None]
+    complete = [record for record in ended if _height(record)]
     for stage in sorted({record.config.zero_stage for record in complete}):
         own = [record for record in complete if record.config.zero_stage == stage]
         name = f"ZeRO {stage}"
@@ -64,7 +67,7 @@ def history_figure(
         plain = {**marker, "symbol": "circle"}
         figure.add_trace(go.Scatter(x=[None], y=[None], mode="markers", marker=plain, name=name, legendgroup=name))
     by_memory = [record for record in ended if record.result and record.result.outcome.is_memory]
-    others = [record for record in ended if record.samples_per_s is None and record not in by_memory]
+    others = [record for record in ended if not _height(record) and record not in by_memory]
     for group, name, symbol in ((by_memory, "did not fit", "x-thin"), (others, "other ends", "circle-x-open")):
         if group:
             colours = [layout_style(record.config).colour for record in group]
@@ -75,8 +78,18 @@ def history_figure(
         figure.update_xaxes(rangemode="tozero", nticks=8)
     else:
         figure.update_xaxes(dtick=max(1, round(len(records) / 7)))  # trials are whole
-    figure.update_yaxes(title={"text": "samples/s"}, rangemode="tozero")
+    figure.update_yaxes(title={"text": _shown(goal_of(records)).heading}, rangemode="tozero")
     return figure
+
+
+def _shown(goal: Goal) -> Measure:
+    """The goal's own figure where more of it is better, else samples/s, which less of it follows."""
+    return goal.measure if goal.measure.direction == "maximize" else THROUGHPUT.measure
+
+
+def _height(record: TrialRecord) -> float:
+    value = record.goal.value(record) if _shown(record.goal) is record.goal.measure else record.samples_per_s
+    return value or 0.0
 
 
 def _marks(
@@ -86,7 +99,7 @@ def _marks(
 
     return go.Scatter(
         x=[at[record.number] for record in group],
-        y=[record.samples_per_s or 0.0 for record in group],
+        y=list(map(_height, group)),
         mode="markers",
         marker=marker,
         text=[hover_text(record, n_ranks=n_ranks) for record in group],

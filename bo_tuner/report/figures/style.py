@@ -180,7 +180,7 @@ def hover_text(record: TrialRecord, *, n_ranks: int) -> str:
     if record.samples_per_s is not None and measurement is not None:
         low, high = measurement.samples_per_s_interval
         lines.append(f"{rate(record.samples_per_s)} ({rate(low)} to {rate(high)} with 95 %)")
-        lines.append(f"step {seconds(measurement.step_time_s)}")
+        lines.append(f"step {seconds(measurement.step_time_s)}{record.goal.beside(record)}")
     else:
         lines.append(f"ended as {result.outcome.value}")
         lines += textwrap.wrap(html.escape(result.reason, quote=False), 60)[:4]

@@ -215,7 +215,9 @@ def _mark_best(figure: go.Figure, records: Sequence[TrialRecord]) -> None:
             y=[best.standing_samples_per_s],
             mode="markers+text",
             marker={"symbol": "circle-open", "size": 17, "color": NEUTRAL, "line": {"width": 2}},
-            text=[f"<b>{html.escape(best.config.name, quote=False)}</b> {rate(best.standing_samples_per_s)}   "],
+            text=[
+                f"<b>{html.escape(best.config.name, quote=False)}</b> {rate(best.standing_samples_per_s)}{best.beside}   "
+            ],
             textposition="top left" if is_right else "top right",
             hoverinfo="skip",
             showlegend=False,
