@@ -50,10 +50,10 @@ def _step_s(goal: Goal, result: TrialResult, samples_per_s: float) -> float | No
 
 def _cost(goal: Goal, result: TrialResult, samples_per_s: float) -> float | None:
     """Price of all ranks by the hour over the tokens of an hour, times a million."""
-    if result.measurement is None or goal.price_per_rank_hour is None or goal.n_ranks is None:
+    if result.measurement is None or goal.price_per_gpu_hour is None or goal.n_ranks is None:
         return None
     tokens_per_hour = 3600 * samples_per_s * result.measurement.seq_len
-    return goal.price_per_rank_hour * goal.n_ranks / tokens_per_hour * 1e6
+    return goal.price_per_gpu_hour * goal.n_ranks / tokens_per_hour * 1e6
 
 
 _THROUGHPUT = Measure(
@@ -129,8 +129,8 @@ class Goal:
 
     name: str = "throughput"
     """One of `GOALS`."""
-    price_per_rank_hour: float | None = None
-    """In any currency, for `cost`; else None."""
+    price_per_gpu_hour: float | None = None
+    """Of one rank, GPU or CPU, in any currency, for `cost`; else None."""
     n_ranks: int | None = None
     """World size, which is paid for, for `cost`; else None."""
 
@@ -139,7 +139,7 @@ class Goal:
             raise ConfigError(
                 f"--objective must be one of {'; '.join(GOALS)}; got {self.name!r}{did_you_mean(self.name, GOALS)}"
             )
-        price = self.price_per_rank_hour
+        price = self.price_per_gpu_hour
         if price is None and self.name == "cost":
             raise ConfigError("--objective cost needs the price of a GPU, or of a CPU rank: add --price-per-gpu-hour P")
         if price is not None and self.name != "cost":
@@ -158,7 +158,7 @@ class Goal:
         """
         name = ",".join(part.strip() for part in objective.split(","))
         is_paid = price_per_gpu_hour is not None
-        return cls(name=name, price_per_rank_hour=price_per_gpu_hour, n_ranks=n_ranks if is_paid else None)
+        return cls(name=name, price_per_gpu_hour=price_per_gpu_hour, n_ranks=n_ranks if is_paid else None)
 
     # -- what it is ------------------------------------------------------------------------------------------------
 
@@ -214,7 +214,7 @@ class Goal:
 
     def __str__(self) -> str:
         words = " against ".join(measure.words for measure in self.measures)
-        price = "" if self.price_per_rank_hour is None else f" at {self.price_per_rank_hour:g} a rank-hour"
+        price = "" if self.price_per_gpu_hour is None else f" at {self.price_per_gpu_hour:g} a rank-hour"
         return f"{self.name} ({words}{price})"
 
     # -- what it makes of a trial ----------------------------------------------------------------------------------
