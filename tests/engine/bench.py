@@ -12,6 +12,7 @@ from bo_tuner.budget import Budget
 from bo_tuner.cluster import Cluster
 from bo_tuner.config import TrainConfig
 from bo_tuner.engine import Engine, Snapshot, StopReason
+from bo_tuner.goal import THROUGHPUT, Goal
 from bo_tuner.objectives import EventSink, TrialEvent
 from bo_tuner.open_candidates import OpenCandidates
 from bo_tuner.outcome import Measurement, Outcome, TrialLimits, TrialResult
@@ -145,19 +146,21 @@ class Bench:
         is_timed: bool = False,
         back_end: BackEnd | None = None,
         confirms: bool = False,
+        goal: Goal = THROUGHPUT,
     ) -> StopReason:
         """Go on with the study; `is_timed` takes the lease, which counts the time and takes some."""
         self.store = store = StudyStore(Location(folder=self._folder), "study")
         self._opened.append(store)
         if store.manifest() is None:
             workload = Workload(model=ModelSpec.resolve("bert-tiny"), n_parameters=1, seq_len=8)
-            store.create(Manifest(workload=workload, cluster=CLUSTER, space=space, seed=3))
+            store.create(Manifest(workload=workload, cluster=CLUSTER, space=space, seed=3, goal=goal))
         candidates = OpenCandidates(
             space.candidates(CLUSTER, back_end or AnyBackEnd()),
             space=space,
             n_ranks=N_RANKS,
             limit_bytes=memory_bytes,
             longest_step_s=20.0,
+            goal=goal,
         )
         engine = Engine(
             store=store,

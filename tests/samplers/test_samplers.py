@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from statistics import mean
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from bo_tuner.cluster import Cluster
 from bo_tuner.config import TrainConfig
 from bo_tuner.errors import ConfigError
+from bo_tuner.goal import THROUGHPUT, Goal
 from bo_tuner.open_candidates import OpenCandidates
 from bo_tuner.outcome import Measurement, Outcome, TrialResult
 from bo_tuner.samplers import SAMPLERS, CandidateSampler, SpaceExhausted, make_sampler
@@ -33,10 +35,10 @@ class AnyBackEnd:
         return True
 
 
-def candidates_of(space: SearchSpace) -> OpenCandidates:
+def candidates_of(space: SearchSpace, goal: Goal = THROUGHPUT) -> OpenCandidates:
     cluster = Cluster(device="cuda", n_ranks=N_RANKS, device_name="Tesla V100", memory_bytes=LIMIT_BYTES)
     configs = space.candidates(cluster, AnyBackEnd())
-    return OpenCandidates(configs, space=space, n_ranks=N_RANKS, limit_bytes=LIMIT_BYTES, longest_step_s=1e9)
+    return OpenCandidates(configs, space=space, n_ranks=N_RANKS, limit_bytes=LIMIT_BYTES, longest_step_s=1e9, goal=goal)
 
 
 def complete(config: TrainConfig, samples_per_s: float) -> TrialResult:
@@ -311,9 +313,9 @@ class Stub(optuna.samplers.BaseSampler):
         return self.proposal[param_name]
 
 
-def shadow_of(space: SearchSpace, **proposal: int) -> tuple[ShadowSampler, Stub]:
+def shadow_of(space: SearchSpace, goal: Goal = THROUGHPUT, **proposal: int) -> tuple[ShadowSampler, Stub]:
     stub = Stub(proposal)
-    return ShadowSampler(candidates_of(space), seed=0, make=lambda seed: stub), stub
+    return ShadowSampler(candidates_of(space, goal), seed=0, make=lambda seed: stub), stub
 
 
 def record(number: int, micro_batch: int, result: TrialResult | None) -> TrialRecord:
@@ -324,9 +326,9 @@ FAST = record(0, 4, complete(TrainConfig(), 40.0))
 SLOW = record(1, 1, complete(TrainConfig(), 10.0))
 
 
-def shown(*records: TrialRecord) -> dict[int, optuna.trial.FrozenTrial]:
+def shown(*records: TrialRecord, goal: Goal = THROUGHPUT) -> dict[int, optuna.trial.FrozenTrial]:
     """What a stock sampler is shown of `records`, by micro-batch."""
-    sampler, stub = shadow_of(SMALL, zero_stage=0, micro_batch_size=1, grad_accum_steps=1)
+    sampler, stub = shadow_of(SMALL, goal, zero_stage=0, micro_batch_size=1, grad_accum_steps=1)
     sampler.next_config([*records])
     assert all(trial.state is optuna.trial.TrialState.COMPLETE for trial in stub.seen)
     found = {int(trial.params["micro_batch_size"]): trial for trial in stub.seen}
@@ -361,6 +363,51 @@ def test_a_pruned_trial_is_shown_with_its_bound_as_feasible() -> None:
     found = shown(FAST, SLOW, record(2, 3, pruned))
     assert found[3].value == 33.0
     assert all(value <= 0 for value in found[3].constraints.values())
+
+
+def with_energy(number: int, micro_batch: int, energy_j: float | None) -> TrialRecord:
+    """A trial of one step of two samples."""
+    result = complete(TrainConfig(), 10.0)
+    assert result.measurement is not None
+    measurement = replace(result.measurement, energy_j=energy_j)
+    return record(number, micro_batch, replace(result, measurement=measurement))
+
+
+def test_under_another_goal_its_score_is_shown_and_what_has_none_is_not() -> None:
+    found = shown(
+        with_energy(0, 4, 0.5),
+        with_energy(1, 1, 1.0),
+        with_energy(2, 2, None),
+        record(3, 7, never_fits(TrainConfig())),
+        goal=Goal(name="energy"),
+    )
+    assert {size: trial.value for size, trial in found.items()} == {4: 4.0, 1: 2.0, 7: 2.0}
+
+
+def test_under_two_goals_both_scores_are_shown_and_the_worst_of_each_where_it_does_not_fit() -> None:
+    wide = replace(complete(TrainConfig(), 40.0), peak_memory_bytes=800)
+    pruned = TrialResult(outcome=Outcome.PRUNED, bound_samples_per_s=33.0, peak_memory_bytes=400)
+    found = shown(
+        record(0, 4, wide),
+        SLOW,
+        record(2, 7, never_fits(TrainConfig())),
+        record(3, 3, pruned),
+        goal=Goal(name="throughput,memory"),
+    )
+    assert {size: trial.values for size, trial in found.items()} == {
+        4: [pytest.approx(40.0), 1 / 800],
+        1: [pytest.approx(10.0), 1 / 500],
+        7: [pytest.approx(10.0), 1 / 800],
+        3: [33.0, 1 / 400],
+    }
+
+
+@every_sampler
+@pytest.mark.parametrize("goal", ["latency", "energy", "throughput,memory"])
+def test_every_sampler_goes_through_a_space_under_every_goal(name: str, goal: str) -> None:
+    candidates = candidates_of(SearchSpace(zero_stages=(0, 1), max_micro_batch=3, max_grad_accum=1), Goal(name=goal))
+    records = go_on(make_sampler(name, candidates, seed=5), [], 1000, with_memory)
+    assert {record.config for record in records} == set(candidates.all)
 
 
 def test_what_teaches_nothing_and_what_still_runs_is_not_shown() -> None:

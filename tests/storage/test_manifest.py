@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from bo_tuner.errors import ConfigError, StoreError, StudyMismatchError
+from bo_tuner.goal import THROUGHPUT, Goal
 from bo_tuner.origin import REAL, Origin
 from bo_tuner.space import BatchRule
 from bo_tuner.storage import Manifest
@@ -29,6 +30,14 @@ def test_a_manifest_survives_json(manifest: Manifest) -> None:
 def test_a_batch_rule_survives_json(manifest: Manifest) -> None:
     fixed = replace(manifest, space=replace(manifest.space, batch_rule=BatchRule.of(global_batch=64)))
     assert through_json(fixed).space == fixed.space
+
+
+def test_a_goal_survives_json_and_studies_of_old_looked_for_throughput(manifest: Manifest) -> None:
+    cost = replace(manifest, goal=Goal.of("cost", price_per_gpu_hour=2.0, n_ranks=2))
+    assert through_json(cost).goal == cost.goal
+    old = {key: value for key, value in manifest.to_dict().items() if key != "goal"}
+    assert Manifest.from_dict(old).goal == THROUGHPUT
+    Manifest.from_dict(old).check_same(manifest, study_name="mine")
 
 
 def test_a_manifest_carries_its_schema_version(manifest: Manifest) -> None:
@@ -100,6 +109,11 @@ Change = Callable[[Manifest], Manifest]
             lambda old: replace(old, space=replace(old.space, batch_rule=BatchRule.of(global_batch=32))),
             "space batch_rule kind is free, not fixed",
             id="batch rule",
+        ),
+        pytest.param(
+            lambda old: replace(old, goal=Goal.of("cost", price_per_gpu_hour=2.0, n_ranks=2)),
+            "(objective is throughput, not cost):",
+            id="objective",
         ),
     ],
 )
