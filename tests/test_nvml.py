@@ -62,6 +62,7 @@ with Nvml() as nvml:
             "name": device.name, "total": device.total_bytes, "used": device.used_bytes(),
             "processes": [[process.pid, process.used_bytes, process.is_compute] for process in device.processes()],
             "reasons": device.clock_reasons(), "power": device.power_w(), "has_energy": device.energy_j() is not None,
+            "tells_power": device.tells_power(),
         }
         for device in nvml.visible()
     ]
@@ -100,6 +101,7 @@ def test_devices_are_read_alike_from_drivers_of_today_and_from_old_ones(
         "reasons": 68,
         "power": 70.0,
         "has_energy": age == "today",
+        "tells_power": True,
     }
     assert (zero["processes"], zero["reasons"]) == ([], 0)
     assert used == 300 * 2**20
