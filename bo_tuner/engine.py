@@ -162,7 +162,8 @@ class Engine:
             records = self._store.records()
             if self._budget.is_used_up(self._store.spent(records).later(self._kept_back_s(records))):
                 return StopReason.BUDGET
-            if best_of(records) is None and _is_broken(records[n_before:]):  # a mended machine gets another chance
+            has_completed = any(record.standing_samples_per_s is not None for record in records)
+            if not has_completed and _is_broken(records[n_before:]):  # a mended machine gets another chance
                 return StopReason.BROKEN
             has_converged = self._has_converged(records)
             try:
