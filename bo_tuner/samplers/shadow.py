@@ -56,7 +56,7 @@ class ShadowSampler(CandidateSampler):
         verbosity = optuna.logging.get_verbosity()
         optuna.logging.set_verbosity(optuna.logging.WARNING)  # the shadow is nobody's news
         shadow = optuna.create_study(
-            directions=["maximize"] * len(self.goal.measures),
+            directions=["maximize" for _ in self.goal.measures],
             sampler=self._make((self._seed * 1_000_003 + len(records)) % 2**32),
         )
         optuna.logging.set_verbosity(verbosity)
