@@ -73,7 +73,7 @@ def candidates_of(n: int) -> list[TrainConfig]:
     """So many, all different."""
     every = [
         TrainConfig(
-            zero_stage=stage,  # type: ignore[arg-type]
+            zero_stage=stage,
             micro_batch_size=micro_batch,
             grad_accum_steps=accumulation,
             pipeline_depth=depth,

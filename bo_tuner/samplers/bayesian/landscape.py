@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,22 @@ class Landscape:
     def at(self, places: Places) -> Landscape:
         """Those rows."""
         return Landscape(**{name: getattr(self, name)[places] for name in self.__dataclass_fields__})
+
+    def aimed(self, first: float) -> Landscape:
+        """The same where the goal is a mean of two logarithms, samples/s and the inverse of memory.
+
+        Args:
+            first: How much the first counts.
+        """
+        if first == 1:
+            return self
+        lightness = (first - 1) * np.log(self.memory.sum(axis=1))
+        return replace(
+            self,
+            log_rate=first * self.log_rate + lightness,
+            log_rule=first * self.log_rule + lightness,
+            shares=first * self.shares,
+        )
 
     @classmethod
     def together(cls, some: Sequence[Landscape]) -> Landscape:

@@ -12,6 +12,7 @@ import numpy as np
 from scipy.special import log_ndtr
 
 from bo_tuner.config import TrainConfig
+from bo_tuner.goal import Goal
 from bo_tuner.models.choices import Flags, Floats, Problem
 from bo_tuner.open_candidates import OpenCandidates
 from bo_tuner.outcome import TrialResult
@@ -49,7 +50,8 @@ class BayesianSampler(CandidateSampler):
     Where nothing is expected, those that most likely fit come first, until one runs.
 
     What is in flight counts as if it gave what is expected of it (the kriging believer of Ginsbourger et al., 2010), so that others look
-    elsewhere; what was ended early, as far below its bound as that says.
+    elsewhere; what was ended early, as far below its bound as that says. Under a goal of two measures each trial looks for the best mean of
+    their logarithms, in other proportions from trial to trial (Knowles, IEEE Transactions on Evolutionary Computation 10, 2006).
     """
 
     def __init__(self, candidates: OpenCandidates, *, seed: int, problem: Problem | None = None) -> None:
@@ -72,20 +74,21 @@ class BayesianSampler(CandidateSampler):
 
     def choose(self, records: Sequence[TrialRecord], candidates: Sequence[TrainConfig]) -> TrainConfig:
         """The one that promises most."""
-        known = _Known.of(records, self._map)
-        candidates, there = self._worth_weighing(candidates)
+        first = _share_of_first(len(records)) if self.goal.has_front else 1.0
+        known = _Known.of(records, self._map, self.goal, first)
+        weighed, there = self._worth_weighing(candidates)
+        there = there.aimed(first)
         score = np.log(self._runs(known, there)) + self._promise(known, there)
         ties = np.flatnonzero(score >= score.max() - 1e-9)
-        return candidates[random.Random(f"{self._seed}/{len(records)}").choice(ties.tolist())]
+        return weighed[random.Random(f"{self._seed}/{len(records)}").choice(ties.tolist())]
 
     def chance_of_gain(self, records: Sequence[TrialRecord], min_gain: float) -> float | None:
-        """Probability that any open candidate is faster than the best by more than `min_gain`."""
-        standing = self._candidates.standing(records)
-        known = _Known.of(standing, self._map)
+        """Probability that any open candidate is better than the best by more than `min_gain`; None under a goal with a front."""
         candidates = self._candidates.open(records)
-        if not candidates or len(known.measured) < _FEWEST_TO_STOP:
+        known = _Known.of(self._candidates.standing(records), self._map, self.goal)
+        if self.goal.has_front or not candidates or len(known.measured) < _FEWEST_TO_STOP:
             return None
-        candidates, there = self._worth_weighing(candidates)
+        _, there = self._worth_weighing(candidates)
         level = known.best + math.log1p(min_gain)
         return chance_of_gain(self._predictions(known, there), self._runs(known, there), level)
 
@@ -161,21 +164,29 @@ class _Known:
         return float(self.measured.log_rate.max())
 
     @classmethod
-    def of(cls, records: Sequence[TrialRecord], where: Map) -> _Known:
-        complete = [record for record in records if record.standing_samples_per_s is not None]
-        bounds = [(record, bound) for record in records if (bound := _bound(record)) is not None]
+    def of(cls, records: Sequence[TrialRecord], where: Map, goal: Goal, first: float = 1.0) -> _Known:
+        """What `records` say.
+
+        Args:
+            records: That still stand.
+            where: Finds their configs.
+            goal: What they are judged by.
+            first: How much its first measure counts, if there are two.
+        """
+        complete = [(record, value) for record in records if (value := _value(record, goal, first)) is not None]
+        bounds = [(record, bound) for record in records if (bound := _bound(record, goal)) is not None]
         ended = [(record, record.result) for record in records if record.result is not None]
         told = [(record, result) for record, result in ended if record.has_run or result.outcome.is_memory]
         return cls(
             n_trials=len(records),
             measured=Measured(
-                where=where.of([record.config for record in complete]),
-                log_rate=np.log([record.standing_samples_per_s or 1.0 for record in complete]),
-                sd=np.array([_sd(record) for record in complete]),
+                where=where.of([record.config for record, _ in complete]).aimed(first),
+                log_rate=np.array([value for _, value in complete]),
+                sd=np.array([_sd(record) for record, _ in complete]),
             ),
             unsure=_Unsure(
-                where=where.of([record.config for record, _ in bounds]),
-                log_bound=np.array([math.log(bound) for _, bound in bounds]),
+                where=where.of([record.config for record, _ in bounds]).aimed(first),
+                log_bound=np.array([bound for _, bound in bounds]),
             ),
             where=where.of([record.config for record, _ in ended]),
             ran=np.array([record.has_run for record, _ in ended], dtype=bool),
@@ -192,11 +203,29 @@ class _Known:
         )
 
 
-def _bound(record: TrialRecord) -> float | None:
-    """What a config's rate is known to be below; infinite while it runs, None where it is measured or did not run."""
+def _share_of_first(n_trials: int) -> float:
+    """How much the first of two measures counts for the next trial: all, a half, a quarter, three quarters, an eighth ... (van der Corput)."""
+    share, step = 0.0, 0.5
+    while n_trials:
+        share += step * (n_trials % 2)
+        n_trials, step = n_trials // 2, step / 2
+    return share or 1.0
+
+
+def _value(record: TrialRecord, goal: Goal, first: float) -> float | None:
+    """Logarithm of what a complete trial is worth today."""
+    scores = goal.scores(record.standing) if record.standing is not None else None
+    if scores is None:
+        return None
+    return sum(share * math.log(score) for share, score in zip((first, 1 - first), scores, strict=False))
+
+
+def _bound(record: TrialRecord, goal: Goal) -> float | None:
+    """Logarithm of what a trial is known to be worth less than; infinite while it runs, None where it is measured or did not run."""
     if record.result is None:
         return math.inf
-    return record.result.bound_samples_per_s if record.has_run else None
+    bounds = goal.bounds(record.result) if record.has_run and goal.follows_rate else None
+    return None if bounds is None else math.log(bounds[0])
 
 
 def _sd(record: TrialRecord) -> float:
