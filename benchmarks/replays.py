@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -39,11 +40,12 @@ class Replayed:
 
 
 def candidates_of(table: MeasuredTable) -> OpenCandidates:
-    """All configs of a table, at the memory limit of its devices."""
+    """All configs of a table, at the memory limit of its devices. Shuffled: some tables list the fastest first."""
     cluster, _ = cluster_of(table)
+    configs = sorted(table.configs, key=lambda config: zlib.crc32(config.name.encode()))
     return OpenCandidates(
-        table.configs,
-        space=SearchSpace.of_configs(table.configs),
+        configs,
+        space=SearchSpace.of_configs(configs),
         n_ranks=table.n_ranks,
         limit_bytes=cluster.memory_bytes or 0,
         longest_step_s=math.inf,

@@ -28,7 +28,7 @@ from benchmarks.tables import Guess, calibrates, tables
 from bo_tuner.samplers import SAMPLERS, CandidateSampler, make_sampler
 from bo_tuner.samplers.bayesian import BayesianSampler
 
-__all__ = ["BUDGETS", "METHODS", "Row", "Study", "replays", "rows", "studies"]
+__all__ = ["BUDGETS", "METHODS", "Row", "Stop", "Study", "replays", "rows", "stops", "studies"]
 
 BUDGETS = (3, 5, 10, 20)
 """Trials; against time, as many medians of a completed trial."""
@@ -121,7 +121,9 @@ def replays(data_sets: Sequence[str] = DATA_SETS, *, only: Sequence[str] = ()) -
     return found
 
 
-def studies(methods: Iterable[str], found: Sequence[tuple[str, Replay]], *, n_seeds: int) -> list[Study]:
+def studies(
+    methods: Iterable[str], found: Sequence[tuple[str, Replay]], *, n_seeds: int, n_trials: int = BUDGETS[-1]
+) -> list[Study]:
     """Every method on every group with every seed."""
     return [
         Study(
@@ -130,7 +132,7 @@ def studies(methods: Iterable[str], found: Sequence[tuple[str, Replay]], *, n_se
             group=replay.table.name,
             calibrates=calibrates(replay.table),
             seed=seed,
-            replayed=replay.study(METHODS[method](replay, seed), n_trials=BUDGETS[-1]),
+            replayed=replay.study(METHODS[method](replay, seed), n_trials=n_trials),
         )
         for method in methods
         for data_set, replay in found
@@ -339,8 +341,10 @@ def _all_studies(methods: Sequence[str], options: argparse.Namespace) -> list[St
     with ProcessPoolExecutor(max_workers=options.jobs) as pool:
         for done, some in enumerate(pool.map(_studies_of, work), start=1):
             found += some
-            print(f"\r{done} of {len(work)} groups and methods", end="", file=sys.stderr, flush=True)
-    print(file=sys.stderr)
+            if sys.stderr.isatty():
+                print(f"\r{done} of {len(work)} groups and methods", end="", file=sys.stderr, flush=True)
+    if sys.stderr.isatty():
+        print(file=sys.stderr)
     return found
 
 

@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import log_ndtr
 
 from bo_tuner.models.choices import Floats
 from bo_tuner.samplers.bayesian.landscape import Landscape, Places, alike
 
-__all__ = ["Belief", "Measured", "Prediction", "beliefs", "predict"]
+__all__ = ["Belief", "Bounded", "Measured", "Prediction", "beliefs", "predict"]
 
 _CONSTANT_SD = 2.0
 """Of the one factor by which all rates may be off. As all below, chosen on the groups of tables that calibrate the models."""
@@ -38,6 +39,7 @@ the cost model three times as far."""
 _MOST_SORTS = 32
 """Values of a dimension without order; more of them are neighbours of none."""
 _NEGLIGIBLE = 1e-3
+_LEAST_LEFT = 1e-4
 _JITTER = 1e-8
 
 
@@ -89,6 +91,38 @@ class Measured:
 
     def __len__(self) -> int:
         return len(self.log_rate)
+
+    def with_bounds(self, bounded: Bounded, predictions: Sequence[Prediction]) -> Measured:
+        """The same, and others of which only a bound is known: mean and standard deviation of what the likeliest belief leaves below it (of a
+        normal distribution cut off above: Greene, Econometric Analysis, 2003, theorem 22.2).
+
+        Args:
+            bounded: The others.
+            predictions: Of them, by what is measured.
+        """
+        likeliest = max(predictions, key=lambda prediction: prediction.weight)
+        mean, sd = likeliest.mean, likeliest.sd
+        is_cut = np.isfinite(bounded.log_bound)
+        z = np.where(is_cut, (bounded.log_bound - mean) / sd, 0.0)
+        ratio = np.where(is_cut, np.exp(-0.5 * z**2 - 0.5 * np.log(2 * np.pi) - log_ndtr(z)), 0.0)
+        left = np.sqrt(np.maximum(1 - ratio * (ratio + z), _LEAST_LEFT))
+        return Measured(
+            where=Landscape.together([self.where, bounded.where]),
+            log_rate=np.concatenate([self.log_rate, mean - sd * ratio]),
+            sd=np.concatenate([self.sd, np.where(is_cut, sd * left, 0.0)]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounded:
+    """What was ended early, or runs now; one element a config."""
+
+    where: Landscape
+    log_bound: Floats
+    """Infinite where nothing is known yet: such a config counts as if it gave what is expected."""
+
+    def __len__(self) -> int:
+        return len(self.log_bound)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

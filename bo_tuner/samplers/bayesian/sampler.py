@@ -6,10 +6,9 @@ import math
 import random
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import log_ndtr
 
 from bo_tuner.config import TrainConfig
 from bo_tuner.goal import Goal
@@ -20,7 +19,7 @@ from bo_tuner.samplers.base import CandidateSampler
 from bo_tuner.samplers.bayesian.acquisition import chance_of_gain, log_expected_improvement
 from bo_tuner.samplers.bayesian.feasibility import Ended, MemorySeen, chance_of_fitting, chance_of_running
 from bo_tuner.samplers.bayesian.landscape import Landscape, Map
-from bo_tuner.samplers.bayesian.regression import Measured, Prediction, beliefs, predict
+from bo_tuner.samplers.bayesian.regression import Bounded, Measured, Prediction, beliefs, predict
 from bo_tuner.trial import TrialRecord
 
 __all__ = ["BayesianSampler"]
@@ -117,9 +116,8 @@ class BayesianSampler(CandidateSampler):
     def _predictions(self, known: _Known, there: Landscape) -> list[Prediction]:
         """Of log rates, once something is measured."""
         measured = known.measured
-        unsure = known.unsure
-        if len(unsure.where):
-            measured = _with(measured, unsure, predict(measured, unsure.where, self._beliefs))
+        if len(known.bounded):
+            measured = measured.with_bounds(known.bounded, predict(measured, known.bounded.where, self._beliefs))
         return predict(measured, there, self._beliefs)
 
     def _runs(self, known: _Known, there: Landscape) -> Floats:
@@ -134,21 +132,12 @@ class BayesianSampler(CandidateSampler):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Unsure:
-    """Configs whose rate is not known, only perhaps that it is below some bound; one element each."""
-
-    where: Landscape
-    log_bound: Floats
-    """Infinite where nothing is known, as of a trial that runs now."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Known:
     """What the trials of a study say, as arrays."""
 
     n_trials: int
     measured: Measured
-    unsure: _Unsure
+    bounded: Bounded
     where: Landscape
     """Of trials that ended."""
     ran: Flags
@@ -184,7 +173,7 @@ class _Known:
                 log_rate=np.array([value for _, value in complete]),
                 sd=np.array([_sd(record) for record, _ in complete]),
             ),
-            unsure=_Unsure(
+            bounded=Bounded(
                 where=where.of([record.config for record, _ in bounds]).aimed(first),
                 log_bound=np.array([bound for _, bound in bounds]),
             ),
@@ -242,21 +231,3 @@ def _start_up_s(result: TrialResult) -> float:
     assert result.measurement is not None
     n_steps = len(result.measurement.slowest_s) + result.measurement.n_warmup
     return max(result.wall_s - n_steps * result.measurement.step_time_s, 0.1)
-
-
-def _with(measured: Measured, unsure: _Unsure, predictions: Sequence[Prediction]) -> Measured:
-    """What is measured, and the unsure as far as they are known: mean and standard deviation of what is predicted of them below their bound
-    (of a normal distribution cut off at z standard deviations: Greene, Econometric Analysis, theorem 19.2)."""
-    likeliest = max(predictions, key=lambda prediction: prediction.weight)
-    mean, sd = likeliest.mean, likeliest.sd
-    z = (unsure.log_bound - mean) / sd
-    is_cut = np.isfinite(z)
-    z = np.where(is_cut, z, 0.0)
-    ratio = np.where(is_cut, np.exp(-0.5 * z**2 - 0.5 * np.log(2 * np.pi) - log_ndtr(z)), 0.0)
-    left = np.sqrt(np.maximum(1 - ratio * (ratio + z), 1e-4))
-    return replace(
-        measured,
-        where=Landscape.together([measured.where, unsure.where]),
-        log_rate=np.concatenate([measured.log_rate, mean - sd * ratio]),
-        sd=np.concatenate([measured.sd, np.where(is_cut, sd * left, _USUAL_SD)]),
-    )
