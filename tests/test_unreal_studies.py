@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import subprocess
 import sys
 import time
@@ -16,11 +17,15 @@ import pytest
 
 from bo_tuner import TuneResult, tune
 from bo_tuner.cluster import Cluster
+from bo_tuner.engine import StopReason
 from bo_tuner.errors import ConfigError, StudyMismatchError
 from bo_tuner.objectives.simulated import Simulation
+from bo_tuner.objectives.table import MeasuredTable
+from bo_tuner.objectives.training import DeepSpeedBackEnd
 from bo_tuner.opening import TuneOptions
 from bo_tuner.outcome import Outcome
 from bo_tuner.report import SilentProgress
+from bo_tuner.space import default_config
 from bo_tuner.storage import Location, StudyStore
 from tests.made_up_table import BEST, KNOWN, MIXED, write_table
 
@@ -353,3 +358,43 @@ def test_options_that_do_not_go_together_are_refused_by_name_and_leave_nothing(
     assert words in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+# -- when nothing better is likely ---------------------------------------------------------------------------------------
+
+
+def test_a_study_ends_once_a_faster_config_is_unlikely_and_tells_how_unlikely() -> None:
+    result = simulate(budget="60 trials", min_gain="1%", global_batch=64)
+    assert result.stop_reason is StopReason.CONVERGED
+    assert 4 <= len(result.trials) < 30
+    found = re.fullmatch(
+        r"hardly any candidate can be faster: the chance that one is, by more than 1 %, is (under 1|\d) %",
+        result.stopped_because,
+    )
+    assert found, result.stopped_because
+    assert found[1] == "under 1" or int(found[1]) <= 5
+    again = simulate(budget="60 trials", min_gain="1%", global_batch=64)
+    assert [trial.config for trial in again.trials] == [trial.config for trial in result.trials], "it stays over"
+    assert simulate(budget="12 trials", min_gain=0, global_batch=64).stop_reason is not StopReason.CONVERGED
+
+
+def test_the_first_trial_is_what_the_cost_model_expects_most_of_and_the_default_config_runs_last() -> None:
+    result = simulate(budget="60 trials", min_gain="1%", global_batch=64)
+    default = default_config(result.manifest.space.candidates(result.manifest.cluster, DeepSpeedBackEnd()))
+    first, *_, last = result.trials
+    assert first.config != default
+    assert last.config == default
+    by_rule = simulate(budget="2 trials", study="by-rule", sampler="tpe", global_batch=64)
+    assert by_rule.trials[0].config == default
+
+
+def test_a_replay_ends_by_itself_too(replay: Replay) -> None:
+    table = Path(__file__).parents[1] / "benchmarks" / "measured" / "vtrain" / "runs.csv"
+    group = "single-h1024l20s1024-8xA100-gbs16"
+    result = replay(group, table=table, budget="26 trials", min_gain=0.01)
+    assert result.stop_reason is StopReason.CONVERGED
+    assert len(result.trials) <= 10
+    best = max(
+        run.config.global_batch(8) / run.step_time_s for run in MeasuredTable.read(table, group).runs if run.step_time_s
+    )
+    assert result.best is not None and result.best.measurement.samples_per_s == pytest.approx(best)
