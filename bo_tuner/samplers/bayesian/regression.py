@@ -18,7 +18,7 @@ from scipy.special import log_ndtr
 from bo_tuner.models.choices import Floats
 from bo_tuner.samplers.bayesian.landscape import Landscape, Places, alike
 
-__all__ = ["Belief", "Bounded", "Measured", "Prediction", "beliefs", "predict"]
+__all__ = ["Belief", "Bounded", "Measured", "Prediction", "Regression", "beliefs"]
 
 _CONSTANT_SD = 2.0
 """Of the one factor by which all rates may be off. As all below, chosen on the groups of tables that calibrate the models."""
@@ -135,25 +135,35 @@ class Prediction:
     sd: Floats
 
 
-def predict(measured: Measured, candidates: Landscape, among: Sequence[Belief]) -> list[Prediction]:
-    """What each belief that still counts says of `candidates`.
+class Regression:
+    """All beliefs after what was measured."""
 
-    Args:
-        measured: At least one config.
-        candidates: Any configs.
-        among: What is weighed.
-    """
-    among_measured = alike(measured.where, measured.where)
-    fits = [_Fit.of(belief, measured, among_measured) for belief in among]
-    evidence = np.array([fit.log_evidence for fit in fits])
-    weights = np.exp(evidence - evidence.max())
-    weights /= weights.sum()
-    to_candidates = alike(measured.where, candidates)
-    return [
-        fit.prediction(measured, candidates, to_candidates, weight=float(weight))
-        for fit, weight in zip(fits, weights, strict=True)
-        if weight > _NEGLIGIBLE
-    ]
+    def __init__(self, measured: Measured, among: Sequence[Belief]) -> None:
+        """Learn.
+
+        Args:
+            measured: At least one config.
+            among: What is weighed.
+        """
+        self._measured = measured
+        common = alike(measured.where, measured.where)
+        fits = [_Fit.of(belief, measured, common) for belief in among]
+        evidence = np.array([fit.log_evidence for fit in fits])
+        weights = np.exp(evidence - evidence.max())
+        weights /= weights.sum()
+        self._fits = [(fit, float(weight)) for fit, weight in zip(fits, weights, strict=True) if weight > _NEGLIGIBLE]
+
+    @property
+    def log_rates(self) -> Floats:
+        """Of what was measured, as another launch should show them: noisy ones are drawn towards what is expected of them."""
+        pulls = [weight * self._measured.sd**2 * (fit.whitened @ fit.whitening) for fit, weight in self._fits]
+        found: Floats = self._measured.log_rate - np.sum(pulls, axis=0)
+        return found
+
+    def predict(self, candidates: Landscape) -> list[Prediction]:
+        """What each belief that still counts says of configs that have not run."""
+        common = alike(self._measured.where, candidates)
+        return [fit.prediction(self._measured, candidates, common, weight=weight) for fit, weight in self._fits]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from bo_tuner.samplers.base import CandidateSampler
 from bo_tuner.samplers.bayesian.acquisition import chance_of_gain, log_expected_improvement
 from bo_tuner.samplers.bayesian.feasibility import Ended, MemorySeen, chance_of_fitting, chance_of_running
 from bo_tuner.samplers.bayesian.landscape import Landscape, Map
-from bo_tuner.samplers.bayesian.regression import Bounded, Measured, Prediction, beliefs, predict
+from bo_tuner.samplers.bayesian.regression import Bounded, Measured, Regression, beliefs
 from bo_tuner.trial import TrialRecord
 
 __all__ = ["BayesianSampler"]
@@ -88,8 +88,8 @@ class BayesianSampler(CandidateSampler):
         if self.goal.has_front or not candidates or len(known.measured) < _FEWEST_TO_STOP:
             return None
         _, there = self._worth_weighing(candidates)
-        level = known.best + math.log1p(min_gain)
-        return chance_of_gain(self._predictions(known, there), self._runs(known, there), level)
+        learnt, best = self._learnt(known)
+        return chance_of_gain(learnt.predict(there), self._runs(known, there), best + math.log1p(min_gain))
 
     def _worth_weighing(self, candidates: Sequence[TrainConfig]) -> tuple[Sequence[TrainConfig], Landscape]:
         """All, or where they are very many, those that should be fastest and as many others at random."""
@@ -108,17 +108,20 @@ class BayesianSampler(CandidateSampler):
         n = known.n_trials
         if not len(known.measured) or (self._map.expects and n < _IN_EXPECTED_ORDER):
             return there.log_rate
-        gain = log_expected_improvement(self._predictions(known, there), known.best)
+        learnt, best = self._learnt(known)
+        gain = log_expected_improvement(learnt.predict(there), best)
         if not self._map.expects:
             return gain
         return gain - _COST_POWER * _COOLING**n * np.log(known.start_up_s + _USUAL_STEPS * there.step_s)
 
-    def _predictions(self, known: _Known, there: Landscape) -> list[Prediction]:
-        """Of log rates, once something is measured."""
-        measured = known.measured
+    def _learnt(self, known: _Known) -> tuple[Regression, float]:
+        """What the trials teach, once something is measured; and the best log rate among them, noise left out."""
+        learnt = Regression(known.measured, self._beliefs)
+        best = float(learnt.log_rates.max())
         if len(known.bounded):
-            measured = measured.with_bounds(known.bounded, predict(measured, known.bounded.where, self._beliefs))
-        return predict(measured, there, self._beliefs)
+            bounded = known.measured.with_bounds(known.bounded, learnt.predict(known.bounded.where))
+            learnt = Regression(bounded, self._beliefs)
+        return learnt, best
 
     def _runs(self, known: _Known, there: Landscape) -> Floats:
         """Probability of each candidate to run to its end."""
@@ -146,11 +149,6 @@ class _Known:
     memory: MemorySeen
     start_up_s: float
     """Of a trial, in the median."""
-
-    @property
-    def best(self) -> float:
-        """Highest log rate."""
-        return float(self.measured.log_rate.max())
 
     @classmethod
     def of(cls, records: Sequence[TrialRecord], where: Map, goal: Goal, first: float = 1.0) -> _Known:

@@ -29,7 +29,7 @@ NOTHING = seen(GROWING.at(np.array([], dtype=np.int64)), fitted=True)
 
 
 def chances(so_far: MemorySeen, *, expects: bool = True) -> list[float]:
-    return chance_of_fitting(so_far, GROWING, limit_bytes=LIMIT, expects=expects).tolist()
+    return list(chance_of_fitting(so_far, GROWING, limit_bytes=LIMIT, expects=expects))
 
 
 def at(place: int) -> Landscape:
@@ -70,7 +70,7 @@ def test_a_trial_that_no_memory_explains_leaves_the_model_as_it_was() -> None:
 
 def test_where_only_proportions_are_known_the_lightest_is_likeliest_and_trials_tell_the_rest() -> None:
     def told(so_far: MemorySeen) -> list[float]:
-        return chance_of_fitting(so_far, SHARES, limit_bytes=LIMIT, expects=False).tolist()
+        return list(chance_of_fitting(so_far, SHARES, limit_bytes=LIMIT, expects=False))
 
     before = told(seen(SHARES.at(np.array([], dtype=np.int64)), fitted=True))
     assert before == sorted(before, reverse=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bo_tuner.config import TrainConfig
+from bo_tuner.config import TrainConfig, ZeroStage
 from bo_tuner.models.choices import Choices
 from bo_tuner.models.cost import times_of
 from bo_tuner.models.memory import memory_of
@@ -13,9 +13,10 @@ from bo_tuner.samplers.bayesian.landscape import Map
 from tests.models.gpt import N_BLOCKS, problem
 
 N_RANKS = 8
+STAGES: tuple[ZeroStage, ...] = (0, 1)
 CONFIGS = [
     TrainConfig(zero_stage=stage, micro_batch_size=micro_batch, pipeline_depth=depth, grad_accum_steps=4)
-    for stage in (0, 1)
+    for stage in STAGES
     for depth in (1, 2, 4)
     for micro_batch in (1, 2, 4)
 ]

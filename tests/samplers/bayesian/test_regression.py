@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bo_tuner.samplers.bayesian.landscape import Landscape, alike
-from bo_tuner.samplers.bayesian.regression import Belief, Bounded, Measured, Prediction, beliefs, predict
+from bo_tuner.samplers.bayesian.regression import Belief, Bounded, Measured, Prediction, Regression, beliefs
 from tests.samplers.bayesian.grounds import ground
 
 TRUSTING = Belief(trusts=True, shared_sd=0.3, own_sd=0.05, weight=1.0)
@@ -17,6 +17,10 @@ DOUBTING = Belief(trusts=False, shared_sd=0.8, own_sd=0.1, weight=1.0)
 
 def measured(where: Landscape, rates: Sequence[float], sd: float = 0.01) -> Measured:
     return Measured(where=where, log_rate=np.log(rates), sd=np.full(len(rates), sd))
+
+
+def predict(of: Measured, candidates: Landscape, among: Sequence[Belief]) -> list[Prediction]:
+    return Regression(of, among).predict(candidates)
 
 
 def mean_of(predictions: Sequence[Prediction]) -> float:
@@ -132,3 +136,16 @@ def test_what_runs_now_counts_as_if_it_gave_what_is_expected() -> None:
     assert (found.log_rate[1], found.sd[1]) == (2.0, 0.0)
     before, after = (predict(of, ground([1]), [DOUBTING])[0] for of in (measured(ground([0]), [10.0]), found))
     assert after.sd[0] < before.sd[0]
+
+
+def test_noise_is_left_out_of_what_was_measured_as_far_as_it_is_noise() -> None:
+    where = ground([0, 1, 2, 3], rate=[10, 10, 10, 10])
+    y = np.log([10.0, 10.0, 14.0, 10.0])
+    sure = Regression(Measured(where=where, log_rate=y, sd=np.full(4, 1e-6)), [TRUSTING]).log_rates
+    assert sure == pytest.approx(y, abs=1e-6)
+    noisy = Regression(Measured(where=where, log_rate=y, sd=np.full(4, 0.2)), [TRUSTING]).log_rates
+    assert np.log(10) < noisy[2] < np.log(12.5)
+    covariance = 2.0**2 + 0.2**2 * where.shares @ where.shares.T + 0.3**2 * alike(where, where) + 0.05**2 * np.eye(4)
+    centre = y.mean()
+    truth = centre + covariance @ np.linalg.inv(covariance + 0.2**2 * np.eye(4)) @ (y - centre)
+    assert noisy == pytest.approx(truth, abs=1e-5)

@@ -9,7 +9,7 @@ from itertools import product
 
 import numpy as np
 
-from bo_tuner.config import TrainConfig
+from bo_tuner.config import TrainConfig, ZeroStage
 from bo_tuner.goal import THROUGHPUT, Goal
 from bo_tuner.models.choices import Choices, Problem
 from bo_tuner.models.cost import times_of
@@ -23,11 +23,12 @@ from tests.models.gpt import DEVICE, PLAIN, problem
 
 N_RANKS = 8
 LIMIT = 12 * 2**30
+STAGES: tuple[ZeroStage, ...] = (0, 1)
 CONFIGS = [
     TrainConfig(
         zero_stage=stage, micro_batch_size=micro_batch, grad_accum_steps=accum, pipeline_depth=depth, recompute=again
     )
-    for stage, micro_batch, accum, depth, again in product((0, 1), (1, 2, 4, 8, 16), (1, 4), (1, 2, 4), (False, True))
+    for stage, micro_batch, accum, depth, again in product(STAGES, (1, 2, 4, 8, 16), (1, 4), (1, 2, 4), (False, True))
 ]
 BELIEVED = problem(n_ranks=N_RANKS, hardware=replace(DEVICE, memory_bytes=LIMIT))
 TRUE = problem(
@@ -119,8 +120,8 @@ def test_a_study_is_the_same_again_and_goes_on_as_if_never_interrupted() -> None
 def test_the_best_is_found_in_five_trials_though_the_cost_model_is_wrong() -> None:
     best = best_of(go_on(sampler_of(), 5, by(TRUE)))
     assert best is not None and rate_of(best.config, TRUE) >= 0.98 * BEST_RATE
-    alone = best_of(go_on(sampler_of(None), 5, by(TRUE)))
-    assert alone is None or rate_of(alone.config, TRUE) < rate_of(best.config, TRUE)
+    alone = best_of(go_on(sampler_of(None), 3, by(TRUE)))
+    assert alone is None or rate_of(alone.config, TRUE) < 0.9 * rate_of(best.config, TRUE)
 
 
 def test_without_a_cost_model_the_best_is_found_too_beginning_with_what_needs_least() -> None:
