@@ -220,7 +220,7 @@ def stops(found: Sequence[Study], groups: str) -> list[Stop]:
                     method=method,
                     groups=groups,
                     stopped=len(ended) / len(own),
-                    trials=float(np.mean([one.stopped_after for one in ended])),
+                    trials=float(np.mean([one.stopped_after or 0 for one in ended])),
                     quality=float(np.mean([one.best[(one.stopped_after or 1) - 1] for one in ended])),
                     wrong=float(np.mean([one.left_better > 1.02 for one in ended])),
                 )

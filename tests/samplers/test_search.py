@@ -55,9 +55,10 @@ def test_studies_that_end_by_themselves_leave_nothing_better_behind(ours: list[S
     assert stop.trials < 12
 
 
-def test_a_useless_cost_model_costs_little(groups: list[tuple[str, Replay]]) -> None:
-    misled, alone = (means(studies([method], groups, n_seeds=N_SEEDS)) for method in ("bo-misled", "bo-alone"))
-    assert misled[10] >= alone[10] - 0.05
+def test_with_a_useless_cost_model_it_is_still_better_than_chance(groups: list[tuple[str, Replay]]) -> None:
+    misled, random = (means(studies([method], groups, n_seeds=N_SEEDS)) for method in ("bo-misled", "random"))
+    assert misled[10] >= 0.85
+    assert misled[10] >= random[10] + 0.1
 
 
 def test_wrong_constants_cost_little(groups: list[tuple[str, Replay]]) -> None:

@@ -189,7 +189,7 @@ class _Fit:
         noise = belief.own_sd**2 + measured.sd**2 + _JITTER
         covariance = belief.shared_sd**2 * common + features @ features.T + np.diag(noise)
         factor = np.linalg.cholesky(covariance)
-        whitening = np.linalg.inv(factor)
+        whitening: Floats = np.linalg.inv(factor).astype(np.float64)
         whitened = whitening @ (residuals - centre)
         log_evidence = -0.5 * float(whitened @ whitened) - float(np.log(np.diag(factor)).sum()) + np.log(belief.weight)
         return cls(belief=belief, log_evidence=log_evidence, centre=centre, whitening=whitening, whitened=whitened)
