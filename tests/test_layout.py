@@ -67,6 +67,7 @@ LAYERS = (
         "space",
         "trial",
         "deadlines",
+        "goal",
         "open_candidates",
         "presets",
     },
