@@ -9,7 +9,7 @@ from bo_tuner.models.choices import Choices, Floats, Problem
 __all__ = ["gradients_s"]
 
 _ACCUMULATION_PASSES = 4
-"""torch writes every micro-batch's gradients, reads them and what they are added to, and writes the sum."""
+"""torch writes every micro-batch's gradients, reads them and what they are added to, and writes the sum; settled by timings too."""
 
 
 def gradients_s(
