@@ -15,7 +15,7 @@ __all__ = ["calibrate"]
 
 _TARGET = "bo_tuner.objectives.calibration.rank:measure"
 _LONGEST_S = 120.0
-"""It takes under ten seconds; more on a machine that others use."""
+"""It takes some five seconds on two cores; more on a machine that others use."""
 
 
 def calibrate(
