@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,6 +32,8 @@ _COST_POWER = 0.3
 """What the seconds of a trial count against what it promises, at first; ..."""
 _COOLING = 0.8
 """... after each trial so many times as much (Lee et al., arXiv 2003.10870, section 4)."""
+_EQUAL = 1e-9
+"""Of scores: the first of equals is taken, which has the defaults of dimensions that nothing is known of."""
 _START_UP_S = 20.0
 """Of a trial, until one has told."""
 _USUAL_STEPS = 8
@@ -58,7 +59,7 @@ class BayesianSampler(CandidateSampler):
 
         Args:
             candidates: What may run.
-            seed: Decides between equals.
+            seed: Of what is drawn where candidates are very many.
             problem: What the cost and memory models expect something of; None where they do not know the space.
         """
         super().__init__(candidates, seed=seed)
@@ -78,8 +79,8 @@ class BayesianSampler(CandidateSampler):
         weighed, there = self._worth_weighing(candidates)
         there = there.aimed(first)
         score = np.log(self._runs(known, there)) + self._promise(known, there)
-        ties = np.flatnonzero(score >= score.max() - 1e-9)
-        return weighed[random.Random(f"{self._seed}/{len(records)}").choice(ties.tolist())]
+        equals = np.flatnonzero(score >= score.max() - _EQUAL)
+        return weighed[int(equals[0])]
 
     def chance_of_gain(self, records: Sequence[TrialRecord], min_gain: float) -> float | None:
         """Probability that any open candidate is better than the best by more than `min_gain`; None under a goal with a front."""
