@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -33,6 +34,9 @@ from bo_tuner.objectives.launch.process import (
 )
 
 __all__ = ["main"]
+
+_MOST_SWEEPS = 20
+_BETWEEN_SWEEPS_S = 0.05
 
 
 class _Server:
@@ -176,7 +180,11 @@ class _Server:
         end_orphans()
         for patterns in self._leftovers.values():
             _remove(patterns)
-        shutil.rmtree(self._run_dir, ignore_errors=True)
+        for _ in range(_MOST_SWEEPS):  # a rank that is just being killed may still write there
+            shutil.rmtree(self._run_dir, ignore_errors=True)
+            if not self._run_dir.exists():
+                break
+            time.sleep(_BETWEEN_SWEEPS_S)
 
 
 def _remove(patterns: list[str]) -> None:
