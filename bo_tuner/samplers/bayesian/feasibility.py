@@ -25,6 +25,7 @@ class _Doubts:
 
 _OF_BYTES = _Doubts(group=(0.15, 0.25, 0.5), own=0.08)
 _OF_PROPORTIONS = _Doubts(group=(2.5, 2.5, 2.5), own=0.3)
+"""Chosen with the other groups in sight too."""
 _N_WORLDS = 400
 _SEED = 1234
 _DOUBT = 0.02
