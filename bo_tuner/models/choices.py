@@ -63,6 +63,10 @@ class Problem:
         """Stages of the deepest pipeline that something can be expected of: a layer each."""
         return len(self.profile.layers)
 
+    def knows(self, config: TrainConfig) -> bool:
+        """Something can be expected of it: tables hold configs of more stages than the model has layers."""
+        return config.pipeline_depth <= self.max_depth
+
     @property
     def node_size(self) -> int:
         """Ranks of a node."""

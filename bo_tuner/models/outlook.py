@@ -27,7 +27,7 @@ def outlook(
         limit_bytes: Memory limit per rank.
         longest_step_s: Configs with longer optimizer steps are left out, as long as there are others.
     """
-    known = [config for config in configs if config.pipeline_depth <= problem.max_depth]
+    known = [config for config in configs if problem.knows(config)]
     if not known:
         return f"no expectation: every config has more stages than the {count(problem.max_depth, 'layer')} of the model"
     choices = Choices.of(known, problem.n_ranks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.special import log_ndtr, logsumexp, ndtr
+from scipy.special import logsumexp, ndtr
 
 from bo_tuner.models.choices import Floats
 from bo_tuner.samplers.bayesian.regression import Prediction
@@ -47,6 +47,6 @@ def chance_of_gain(predictions: Sequence[Prediction], runs: Floats, level: float
     """
     found = 0.0
     for prediction in predictions:
-        chance = runs * np.exp(log_ndtr((prediction.mean - level) / prediction.sd))
+        chance = runs * ndtr((prediction.mean - level) / prediction.sd)
         found += prediction.weight * -float(np.expm1(np.log1p(-np.minimum(chance, 1 - 1e-12)).sum()))
     return found

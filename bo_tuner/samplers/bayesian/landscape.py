@@ -15,7 +15,7 @@ from bo_tuner.models.choices import Choices, Floats, Problem
 from bo_tuner.models.cost import TIME_PARTS, times_of
 from bo_tuner.models.memory import memory_of
 
-__all__ = ["MEMORY_GROUPS", "Landscape", "Map", "Places", "alike"]
+__all__ = ["MEMORY_GROUPS", "Landscape", "Map", "Places", "alike", "n_same"]
 
 Places = NDArray[np.int64]
 
@@ -99,19 +99,17 @@ class Map:
         self._axes = _axes(candidates)
         self._places: dict[TrainConfig, int] = {config: place for place, config in enumerate(candidates)}
         self.everything = self._rows(candidates)
-        """Of all candidates."""
-        self.expects = problem is not None and bool(self._is_known(candidates).any())
+        """Of all candidates, and what was looked at since."""
+        self.expects = problem is not None and any(map(problem.knows, candidates))
         """False where nothing is known of speed and memory."""
 
     def of(self, configs: Sequence[TrainConfig]) -> Landscape:
-        """One row a config; those that are no candidates, as integers between two rungs of a ladder, are looked at now."""
-        places = [self._places.get(config, -1) for config in configs]
-        new = [config for config, place in zip(configs, places, strict=True) if place < 0]
-        if not new:
-            return self.everything.at(np.array(places, dtype=np.int64))
-        fresh = iter(range(len(self.everything), len(self.everything) + len(new)))
-        found = np.array([place if place >= 0 else next(fresh) for place in places], dtype=np.int64)
-        return Landscape.together([self.everything, self._rows(new)]).at(found)
+        """One row a config; those that are no candidates, as integers between two rungs of a ladder, are looked at once, too."""
+        new = list(dict.fromkeys(config for config in configs if config not in self._places))
+        if new:
+            self._places |= {config: place for place, config in enumerate(new, start=len(self.everything))}
+            self.everything = Landscape.together([self.everything, self._rows(new)])
+        return self.everything.at(np.array([self._places[config] for config in configs], dtype=np.int64))
 
     def _rows(self, configs: Sequence[TrainConfig]) -> Landscape:
         rows = [config.params() for config in configs]
@@ -123,11 +121,6 @@ class Map:
             **self._expected(configs),
         )
 
-    def _is_known(self, configs: Sequence[TrainConfig]) -> NDArray[np.bool_]:
-        """The models know of every config but those of more stages than the model has layers, as some tables hold."""
-        assert self._problem is not None
-        return np.array([config.pipeline_depth <= self._problem.max_depth for config in configs], dtype=bool)
-
     def _expected(self, configs: Sequence[TrainConfig]) -> dict[str, Floats]:
         n = len(configs)
         found = {
@@ -137,12 +130,12 @@ class Map:
             "step_s": np.ones(n),
             "memory": _proportions(configs, self._n_ranks),
         }
-        if self._problem is None or not (known := self._is_known(configs)).any():
+        problem = self._problem
+        if problem is None or not any(map(problem.knows, configs)):
             return found
-        choices = Choices.of(
-            [config for config, is_known in zip(configs, known, strict=True) if is_known], self._problem.n_ranks
-        )
-        times, memory = times_of(self._problem, choices), memory_of(self._problem, choices)
+        known = np.array([problem.knows(config) for config in configs], dtype=bool)
+        choices = Choices.of(list(filter(problem.knows, configs)), problem.n_ranks)
+        times, memory = times_of(problem, choices), memory_of(problem, choices)
         expected = {
             "log_rate": np.log(choices.global_batch / times.total),
             "shares": np.stack([getattr(times, part) for part in TIME_PARTS], axis=1) / times.total[:, None],
@@ -186,11 +179,17 @@ def alike(ours: Landscape, theirs: Landscape) -> Floats:
     squares = np.zeros((len(ours), len(theirs)))
     for one, other in zip(ours.numbers.T, theirs.numbers.T, strict=True):
         squares += (one[:, None] - other[None, :]) ** 2
-    n_differing = np.zeros_like(squares)
-    for one, other in zip(ours.sorts.T, theirs.sorts.T, strict=True):
-        n_differing += one[:, None] != other[None, :]
     distance = np.sqrt(5 * squares) / _LENGTH
+    n_differing = ours.sorts.shape[1] - n_same(ours, theirs)
     found: Floats = (1 + distance + distance**2 / 3) * np.exp(-distance - _DIFFERENT * n_differing)
+    return found
+
+
+def n_same(ours: Landscape, theirs: Landscape) -> Floats:
+    """In how many dimensions without order they have the same value; shape (ours, theirs)."""
+    found = np.zeros((len(ours), len(theirs)))
+    for one, other in zip(ours.sorts.T, theirs.sorts.T, strict=True):
+        found += one[:, None] == other[None, :]
     return found
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from scipy.special import log_ndtr
 
 from bo_tuner.models.choices import Floats
-from bo_tuner.samplers.bayesian.landscape import Landscape, Places, alike
+from bo_tuner.samplers.bayesian.landscape import Landscape, alike, n_same
 
 __all__ = ["Belief", "Bounded", "Measured", "Prediction", "Regression", "beliefs"]
 
@@ -36,8 +36,6 @@ _DOUBT = 0.1
 _SLOWEST = 0.6
 """Residuals this far below the median (a run at 55 % of its rate) say only that something went wrong: farther ones count as these. Without
 the cost model three times as far."""
-_MOST_SORTS = 32
-"""Values of a dimension without order; more of them are neighbours of none."""
 _NEGLIGIBLE = 1e-3
 _LEAST_LEFT = 1e-4
 _JITTER = 1e-8
@@ -185,10 +183,8 @@ class _Fit:
         lowest = np.median(residuals) - _SLOWEST * (1 if belief.trusts else 3)
         residuals = np.maximum(residuals, lowest)
         centre = float(residuals.mean())
-        features = _features(measured.where, measured.where, belief)
         noise = belief.own_sd**2 + measured.sd**2 + _JITTER
-        covariance = belief.shared_sd**2 * common + features @ features.T + np.diag(noise)
-        factor = np.linalg.cholesky(covariance)
+        factor = np.linalg.cholesky(_covariance(belief, measured.where, measured.where, common) + np.diag(noise))
         whitening: Floats = np.linalg.inv(factor).astype(np.float64)
         whitened = whitening @ (residuals - centre)
         log_evidence = -0.5 * float(whitened @ whitened) - float(np.log(np.diag(factor)).sum()) + np.log(belief.weight)
@@ -196,9 +192,8 @@ class _Fit:
 
     def prediction(self, measured: Measured, candidates: Landscape, common: Floats, *, weight: float) -> Prediction:
         belief = self.belief
-        ours, theirs = (_features(where, measured.where, belief) for where in (measured.where, candidates))
-        shared = self.whitening @ (belief.shared_sd**2 * common + ours @ theirs.T)
-        variance = belief.shared_sd**2 + belief.own_sd**2 + (theirs**2).sum(axis=1) - (shared**2).sum(axis=0)
+        shared = self.whitening @ _covariance(belief, measured.where, candidates, common)
+        variance = _variance(belief, measured.where, candidates) - (shared**2).sum(axis=0)
         mean = self.centre + self.whitened @ shared
         return Prediction(
             weight=weight,
@@ -207,17 +202,24 @@ class _Fit:
         )
 
 
+def _covariance(belief: Belief, measured: Landscape, theirs: Landscape, common: Floats) -> Floats:
+    """Of log rates of what was measured and of others, without what each has for itself; shape (measured, theirs)."""
+    ours, others = (_features(where, measured, belief) for where in (measured, theirs))
+    found: Floats = belief.shared_sd**2 * common + ours @ others.T
+    return found if belief.trusts else found + _LINEAR_SD**2 * n_same(measured, theirs)
+
+
+def _variance(belief: Belief, measured: Landscape, theirs: Landscape) -> Floats:
+    """Of the log rate of each of them, before anything is measured."""
+    of_sorts = 0.0 if belief.trusts else _LINEAR_SD**2 * theirs.sorts.shape[1]
+    found: Floats = (_features(theirs, measured, belief) ** 2).sum(axis=1)
+    return found + of_sorts + belief.shared_sd**2 + belief.own_sd**2
+
+
 def _features(where: Landscape, measured: Landscape, belief: Belief) -> Floats:
     """What log rates are linear in, each times the standard deviation of its coefficient; shape (configs, features)."""
     constant = np.full((len(where), 1), _CONSTANT_SD)
     if belief.trusts:
         stretched = where.log_rate - measured.log_rate.mean()
         return np.hstack([constant, _SHARE_SD * where.shares, _SCALE_SD * stretched[:, None]])
-    moved = where.numbers - measured.numbers.mean(axis=0)
-    return np.hstack([constant, _LINEAR_SD * moved, _LINEAR_SD * _indicators(where.sorts)])
-
-
-def _indicators(sorts: Places) -> Floats:
-    """A column for each value of each dimension without order: 1 where a config has it."""
-    columns = [sort == value for sort in sorts.T for value in range(_MOST_SORTS)]
-    return np.array(columns, dtype=np.float64).reshape(-1, len(sorts)).T
+    return np.hstack([constant, _LINEAR_SD * (where.numbers - measured.numbers.mean(axis=0))])

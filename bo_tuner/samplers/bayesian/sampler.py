@@ -126,10 +126,9 @@ class BayesianSampler(CandidateSampler):
 
     def _runs(self, known: _Known, there: Landscape) -> Floats:
         """Probability of each candidate to run to its end."""
-        fits, here = (
-            chance_of_fitting(known.memory, where, limit_bytes=self._limit_bytes, expects=self._map.expects)
-            for where in (there, known.where)
-        )
+        everywhere = Landscape.together([there, known.where])
+        chance = chance_of_fitting(known.memory, everywhere, limit_bytes=self._limit_bytes, expects=self._map.expects)
+        fits, here = np.split(chance, [len(there)])
         blamed = np.where(known.ran, 0.0, np.where(known.is_memory, here, 1.0))
         runs = fits * chance_of_running(Ended(where=known.where, blamed=blamed, ran=known.ran), there)
         return np.maximum(runs, 1e-12)
