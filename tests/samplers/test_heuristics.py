@@ -15,11 +15,12 @@ from bo_tuner.objectives.prior import problem_of
 from bo_tuner.objectives.table import MeasuredTable
 from bo_tuner.open_candidates import OpenCandidates
 from bo_tuner.outcome import Measurement, Outcome, TrialResult
-from bo_tuner.samplers import CandidateSampler, SpaceExhausted
+from bo_tuner.samplers import CandidateSampler
 from bo_tuner.samplers.heuristics import ClimbSampler, DeepSpeedSampler, DoublingSampler
 from bo_tuner.space import BatchRule, SearchSpace
 from bo_tuner.trial import TrialRecord
 from tests.made_up_table import KNOWN, write_table
+from tests.samplers.small_space import go_on
 
 N_RANKS = 16
 HEURISTICS = (DeepSpeedSampler, DoublingSampler, ClimbSampler)
@@ -59,13 +60,7 @@ def ended(of: TrainConfig, rate: float | None) -> TrialResult:
 
 
 def searched(sampler: CandidateSampler, rate: Rate, n_trials: int = 1000) -> list[TrainConfig]:
-    records: list[TrialRecord] = []
-    for number in range(n_trials):
-        try:
-            proposed = sampler.next_config(records)
-        except SpaceExhausted:
-            break
-        records.append(TrialRecord(number=number, config=proposed, result=ended(proposed, rate(proposed))))
+    records = go_on(sampler, [], n_trials, lambda proposed: ended(proposed, rate(proposed)))
     return [record.config for record in records]
 
 

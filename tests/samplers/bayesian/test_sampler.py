@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -20,6 +20,7 @@ from bo_tuner.samplers.bayesian import BayesianSampler
 from bo_tuner.space import SearchSpace
 from bo_tuner.trial import TrialRecord, best_of
 from tests.models.gpt import DEVICE, PLAIN, problem
+from tests.samplers.small_space import Runs, go_on
 
 N_RANKS = 8
 LIMIT = 12 * 2**30
@@ -37,8 +38,6 @@ TRUE = problem(
     software=replace(PLAIN, host_factor=1.0, exchange_s=2e-3, fragmentation=0.1),
 )
 """What it is really like: slower memory, a host that takes time, slower messages, and more memory lost."""
-
-Runs = Callable[[TrainConfig], TrialResult]
 
 
 def sampler_of(
@@ -87,14 +86,6 @@ def by(true: Problem) -> Runs:
     return run
 
 
-def go_on(sampler: BayesianSampler, n: int, runs: Runs, records: Sequence[TrialRecord] = ()) -> list[TrialRecord]:
-    found = list(records)
-    for _ in range(n):
-        config = sampler.next_config(found)
-        found.append(TrialRecord(number=len(found), config=config, result=runs(config)))
-    return found
-
-
 def rate_of(config: TrainConfig, given: Problem) -> float:
     choices = Choices.of([config], N_RANKS)
     fits = memory_of(given, choices).total[0] <= LIMIT
@@ -112,20 +103,20 @@ def test_the_first_trial_is_what_should_be_fastest_of_what_surely_fits() -> None
 
 
 def test_a_study_is_the_same_again_and_goes_on_as_if_never_interrupted() -> None:
-    whole = go_on(sampler_of(), 8, by(TRUE))
-    assert go_on(sampler_of(), 8, by(TRUE)) == whole
-    assert go_on(sampler_of(), 4, by(TRUE), whole[:4]) == whole
+    whole = go_on(sampler_of(), [], 8, by(TRUE))
+    assert go_on(sampler_of(), [], 8, by(TRUE)) == whole
+    assert go_on(sampler_of(), whole[:4], 4, by(TRUE)) == whole
 
 
 def test_the_best_is_found_in_five_trials_though_the_cost_model_is_wrong() -> None:
-    best = best_of(go_on(sampler_of(), 5, by(TRUE)))
+    best = best_of(go_on(sampler_of(), [], 5, by(TRUE)))
     assert best is not None and rate_of(best.config, TRUE) >= 0.98 * BEST_RATE
-    alone = best_of(go_on(sampler_of(None), 3, by(TRUE)))
+    alone = best_of(go_on(sampler_of(None), [], 3, by(TRUE)))
     assert alone is None or rate_of(alone.config, TRUE) < 0.9 * rate_of(best.config, TRUE)
 
 
 def test_without_a_cost_model_the_best_is_found_too_beginning_with_what_needs_least() -> None:
-    records = go_on(sampler_of(None), 25, by(TRUE))
+    records = go_on(sampler_of(None), [], 25, by(TRUE))
     first = records[0].config
     assert (first.micro_batch_size, first.recompute, first.pipeline_depth, first.zero_stage) == (1, True, 4, 1)
     best = best_of(records)
@@ -138,7 +129,7 @@ def test_expectations_decide_the_first_trial_only_where_there_are_any() -> None:
 
 
 def test_trials_in_flight_are_left_alone_and_send_others_elsewhere() -> None:
-    sampler, ended = sampler_of(), go_on(sampler_of(), 4, by(TRUE))
+    sampler, ended = sampler_of(), go_on(sampler_of(), [], 4, by(TRUE))
     alone = sampler.next_config(ended)
     flying = list(ended)
     for _ in range(4):
@@ -146,13 +137,13 @@ def test_trials_in_flight_are_left_alone_and_send_others_elsewhere() -> None:
     configs = [record.config for record in flying[4:]]
     assert configs[0] == alone
     assert len(set(configs)) == 4
-    ran = [record.config.name for record in go_on(sampler, 4, by(TRUE), ended)[4:]]
+    ran = [record.config.name for record in go_on(sampler, ended, 4, by(TRUE))[4:]]
     assert [config.name for config in configs] != ran, "what is not measured yet teaches nothing"
 
 
 def test_a_trial_that_was_ended_early_teaches_what_its_bound_leaves() -> None:
     sampler = sampler_of()
-    ended = go_on(sampler, 4, by(TRUE))
+    ended = go_on(sampler, [], 4, by(TRUE))
     following = sampler.next_config(ended)
     best = best_of(ended)
     assert best is not None and best.samples_per_s is not None
@@ -168,10 +159,10 @@ def test_a_trial_that_was_ended_early_teaches_what_its_bound_leaves() -> None:
 def test_a_study_is_over_once_hardly_anything_can_be_better_and_not_before() -> None:
     sampler = sampler_of()
     assert sampler.chance_of_gain([], 0.01) is None
-    records = go_on(sampler, 2, by(TRUE))
+    records = go_on(sampler, [], 2, by(TRUE))
     assert sampler.chance_of_gain(records, 0.01) is None
     while (chance := sampler.chance_of_gain(records, 0.01)) is None or chance >= 0.05:
-        records = go_on(sampler, 1, by(TRUE), records)
+        records = go_on(sampler, records, 1, by(TRUE))
     assert len(records) < len(CONFIGS) / 4
     best = best_of(records)
     assert best is not None and rate_of(best.config, TRUE) >= BEST_RATE / 1.02
@@ -200,7 +191,7 @@ def test_dimensions_of_ones_own_are_searched_without_a_word_from_the_cost_model(
             else complete(config, measured.step_time_s * factor, measured.peak_memory_bytes[0])
         )
 
-    best = best_of(go_on(sampler_of(configs=configs), 12, run))
+    best = best_of(go_on(sampler_of(configs=configs), [], 12, run))
     assert best is not None
     assert dict(best.config.extra) == {"bucket": 2, "fused": True}
 
@@ -208,14 +199,14 @@ def test_dimensions_of_ones_own_are_searched_without_a_word_from_the_cost_model(
 def test_a_goal_with_two_measures_finds_fast_configs_and_light_ones() -> None:
     goal = Goal(name="throughput,memory")
     sampler = sampler_of(goal=goal)
-    records = go_on(sampler, 10, by(TRUE))
+    records = go_on(sampler, [], 10, by(TRUE))
     rates = [record.samples_per_s or 0.0 for record in records]
     peaks = [record.peak_memory_bytes or math.inf for record in records if record.samples_per_s]
     lightest = memory_of(TRUE, Choices.of(CONFIGS, N_RANKS)).total.min()
     assert max(rates) >= 0.95 * BEST_RATE
     assert min(peaks) <= 1.3 * lightest
     assert sampler.chance_of_gain(records, 0.01) is None
-    only_fast = go_on(sampler_of(), 10, by(TRUE))
+    only_fast = go_on(sampler_of(), [], 10, by(TRUE))
     assert min(record.peak_memory_bytes or math.inf for record in only_fast) > min(peaks)
 
 
