@@ -86,7 +86,7 @@ class BayesianSampler(CandidateSampler):
         """Probability that any open candidate is better than the best by more than `min_gain`; None under a goal with a front."""
         candidates = self._candidates.open(records)
         known = _Known.of(self._candidates.standing(records), self._map, self.goal)
-        if self.goal.has_front or not candidates or len(known.measured) < _FEWEST_TO_STOP:
+        if self.goal.has_front or not candidates or not len(known.measured) or known.ran.sum() < _FEWEST_TO_STOP:
             return None
         _, there = self._worth_weighing(candidates)
         learnt, best = self._learnt(known)

@@ -172,6 +172,25 @@ def test_a_study_is_over_once_hardly_anything_can_be_better_and_not_before() -> 
     assert more >= chance >= less
 
 
+def test_trials_that_were_ended_early_bring_a_study_to_its_end_too() -> None:
+    """As where the first trial is the best: all others are ended as soon as that shows."""
+
+    def run(config: TrainConfig) -> TrialResult:
+        result = by(TRUE)(config)
+        if result.measurement is None or result.measurement.samples_per_s > 0.99 * BEST_RATE:
+            return result
+        return replace(result, outcome=Outcome.PRUNED, bound_samples_per_s=1.02 * result.measurement.samples_per_s)
+
+    best = max(CONFIGS, key=lambda config: rate_of(config, TRUE))
+    records = [TrialRecord(number=0, config=best, result=run(best))]
+    sampler = sampler_of()
+    while (chance := sampler.chance_of_gain(records, 0.01)) is None or chance >= 0.05:
+        assert len(records) < len(CONFIGS) / 4
+        records = go_on(sampler, records, 1, run)
+    assert len(records) >= 4
+    assert [record.result.outcome for record in records if record.result].count(Outcome.COMPLETE) < 4
+
+
 def test_dimensions_of_ones_own_are_searched_without_a_word_from_the_cost_model() -> None:
     configs = [
         replace(config, extra=(("bucket", bucket), ("fused", fused)))
