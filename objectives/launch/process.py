@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
+
 __all__ = ["adopt_orphans", "die_first", "die_with_parent", "end_group", "end_orphans", "held_devices"]
 
 _PR_SET_PDEATHSIG = 1
@@ -64,8 +66,6 @@ def end_orphans() -> None:
 
 
 def _children() -> list[int]:
-    import psutil
-
     return [child.pid for child in psutil.Process().children()]
 
 

@@ -52,13 +52,15 @@ class _Server:
         """trial -> patterns of files that its ranks may leave behind."""
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
-    def run(self, preload: list[str], prepare: str | None) -> None:
-        signal.signal(signal.SIGTERM, self._on_terminate)
+    def run(self) -> None:
+        start = self._control.receive()
+        if start is None:
+            return
         try:
-            for name in preload:
+            for name in start["preload"]:
                 importlib.import_module(name)
-            if prepare is not None:
-                _resolve(prepare)()
+            if start["prepare"] is not None:
+                _resolve(start["prepare"])()
         except BaseException as error:  # noqa: BLE001  # importing a broken stack may raise anything
             traceback.print_exc()
             self._control.send({"event": "unfit", "reason": f"{type(error).__name__}: {error}"})
@@ -169,12 +171,13 @@ class _Server:
             code = os.waitstatus_to_exitcode(status)
             self._control.send({"event": "exited", "trial": trial, "rank": rank, "code": code})
 
-    def _on_terminate(self, signum: int, frame: FrameType | None) -> None:
+    def on_terminate(self, signum: int, frame: FrameType | None) -> None:
         """The supervisor died, perhaps while we import or compile: take everything along."""
         self.clean_up()
         os.killpg(0, signal.SIGKILL)
 
     def clean_up(self) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a dead supervisor hangs up and signals: one is enough
         for leader in self._leaders.values():
             end_group(leader)
         end_orphans()
@@ -202,14 +205,11 @@ def _resolve(target: str) -> Callable[..., Any]:
 def main(arguments: list[str]) -> None:
     """Serve until the supervisor hangs up."""
     control_fd, parent_pid, run_dir = arguments
+    server = _Server(Channel.from_fd(int(control_fd)), Path(run_dir))
+    signal.signal(signal.SIGTERM, server.on_terminate)
     die_with_parent(int(parent_pid), with_signal=signal.SIGTERM)
-    control = Channel.from_fd(int(control_fd))
-    start = control.receive()
-    if start is None:
-        return
-    server = _Server(control, Path(run_dir))
     try:
-        server.run(start["preload"], start["prepare"])
+        server.run()
     except OSError:
         pass  # the supervisor is gone
     finally:
