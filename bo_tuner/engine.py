@@ -150,7 +150,12 @@ class Engine:
             self._store.use_sampler(self._sampler)
             self._store.note_memory_limit(self._usual_limits.memory_bytes)
             reason = self._search()
-            self._confirm_best()
+            while (
+                self._confirm_best()
+                and reason is StopReason.CONVERGED
+                and not self._has_converged(self._store.records())
+            ):
+                reason = self._search()
             return reason
 
     def _search(self) -> StopReason:
@@ -238,16 +243,18 @@ class Engine:
         left = self._budget.seconds_left(spent)
         return left is None or first.wall_s * _N_REPEATS <= _REPEAT_FRACTION * left
 
-    def _confirm_best(self) -> None:
-        """Run the winner again, longer; where it does not hold what its trial promised, the next one, while there is time."""
+    def _confirm_best(self) -> bool:
+        """Run the winner again, longer; where that shows another one to be the best, that one too, while there is time.
+
+        Returns:
+            Something ran.
+        """
         for number in range(_MOST_CONFIRMATIONS if self._confirms else 0):
             records = self._store.records()
-            best = best_of(records)
-            if best is None or best.confirmation is not None:
-                return
+            best = self._best_unconfirmed(records)
             left_s = self._budget.seconds_left(self._store.spent(records))
-            if number > 0 and left_s is not None and left_s <= 0:
-                return
+            if best is None or (number > 0 and left_s is not None and left_s <= 0):
+                return number > 0
             assert best.result is not None and best.result.measurement is not None
             n_measured = len(best.result.measurement.slowest_s)
             limits = replace(
@@ -261,6 +268,12 @@ class Engine:
             if _deserves_another_try(result, ()):
                 result = _that_counts(self._run_again(best, "confirm", limits), [result])
             self._tell_again(self._store.confirm(best, result), "confirm")
+        return self._confirms
+
+    def _best_unconfirmed(self, records: Sequence[TrialRecord]) -> TrialRecord | None:
+        """The one that should be the best, noise left out, or that is the best as measured; None where both have been confirmed."""
+        both = (self._sampler.best(records), best_of(records))
+        return next((record for record in both if record is not None and record.confirmation is None), None)
 
     def _run_again(self, record: TrialRecord, purpose: str, limits: TrialLimits) -> TrialResult:
         """Another launch of a trial's config, never ended for being slow."""

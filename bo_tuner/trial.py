@@ -95,16 +95,21 @@ class TrialRecord:
         return again is not None and again >= self.result.measurement.samples_per_s_interval[0]
 
     @property
+    def least_share(self) -> float:
+        """Of the rate of a complete trial, what the lower end of its 95 % interval is."""
+        measured = self.result.measurement if self.result else None
+        return measured.samples_per_s_interval[0] / measured.samples_per_s if measured else 1.0
+
+    @property
     def standing(self) -> TrialResult | None:
-        """What its config is taken to do today: as measured, or as confirmed where that is slower by more than the interval; with the
-        highest peak of all its runs.
+        """What its config is taken to do today: as its confirmation showed, if it has one, which is longer and was not chosen for its rate,
+        else as its trial did; with the highest peak of all its runs.
 
         None where it is not complete, or does not fit any more.
         """
         if self.result is None or self.samples_per_s is None or not self.fits_today:
             return None
-        run = self.confirmation if self.confirmation is not None and self.is_confirmed is False else self.result
-        return replace(run, peak_memory_bytes=self.peak_memory_bytes)
+        return replace(self.confirmation or self.result, peak_memory_bytes=self.peak_memory_bytes)
 
     @property
     def standing_samples_per_s(self) -> float | None:
@@ -203,13 +208,21 @@ def goal_of(records: Sequence[TrialRecord]) -> Goal:
 def ranked(records: Iterable[TrialRecord]) -> list[TrialRecord]:
     """Complete trials that still fit, by what they are taken to reach, the best first; of equals the one with the lower peak memory.
 
-    One whose value is not known is not among them.
+    Of several trials the highest rate is also the luckiest. So the best of those with a confirmation stays before all that have none, but
+    for those that are ahead by more than their interval. One whose value is not known is not among them.
     """
     scored = [
         (record.goal.measure.score(value), record) for record in records if (value := record.standing_value) is not None
     ]
-    scored.sort(key=lambda pair: (-pair[0], pair[1].peak_memory_bytes or math.inf, pair[1].number))
-    return [record for _, record in scored]
+    held = max((score for score, record in scored if record.confirmation is not None), default=math.inf)
+
+    def place(pair: tuple[float, TrialRecord]) -> tuple[float, bool, float, float, int]:
+        score, record = pair
+        is_shown = record.confirmation is not None or score * record.least_share > held
+        counts = score if is_shown else min(score, held)
+        return (-counts, not is_shown, -score, record.peak_memory_bytes or math.inf, record.number)
+
+    return [record for _, record in sorted(scored, key=place)]
 
 
 def pareto_front(records: Iterable[TrialRecord]) -> list[TrialRecord]:

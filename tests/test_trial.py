@@ -192,11 +192,12 @@ def confirmed(record: TrialRecord, step_time_s: float, *, peak: int = 500) -> Tr
     return replace(record, confirmation=complete(9, step_time_s, peak=peak).result)
 
 
-def test_a_confirmation_within_the_interval_holds_the_promise_and_its_rate() -> None:
-    record = confirmed(complete(0, 0.5), 0.5)
+@pytest.mark.parametrize("again_s", [0.5, 0.4])
+def test_what_a_config_does_is_what_its_confirmation_says(again_s: float) -> None:
+    record = confirmed(complete(0, 0.5), again_s)
     assert record.is_confirmed
-    assert record.standing_samples_per_s == record.samples_per_s == 128.0
-    assert confirmed(complete(0, 0.5), 0.4).standing_samples_per_s == 128.0, "faster is no reason to promise more"
+    assert record.samples_per_s == 128.0
+    assert record.standing_samples_per_s == 64 / again_s
 
 
 def test_a_slower_confirmation_takes_the_place_of_the_promise() -> None:
@@ -204,6 +205,22 @@ def test_a_slower_confirmation_takes_the_place_of_the_promise() -> None:
     assert record.is_confirmed is False
     assert (record.samples_per_s, record.standing_samples_per_s) == (128.0, 64.0)
     assert best_of([record, complete(1, 0.8)]) == complete(1, 0.8)
+
+
+def noisy(number: int, step_time_s: float, *, half_width: float) -> TrialRecord:
+    measurement = replace(measured(step_time_s), launch_half_width=half_width)
+    result = TrialResult(outcome=Outcome.COMPLETE, measurement=measurement, peak_memory_bytes=500)
+    return TrialRecord(number=number, config=TrainConfig(micro_batch_size=number + 1), result=result)
+
+
+def test_the_best_that_is_confirmed_gives_way_only_to_what_is_ahead_by_more_than_its_interval() -> None:
+    lucky, held, slow = (noisy(number, step_s, half_width=0.2) for number, step_s in enumerate((0.40, 0.42, 0.60)))
+    assert [record.number for record in ranked([slow, held, lucky])] == [0, 1, 2]
+    held = confirmed(held, 0.44)
+    assert [record.number for record in ranked([slow, held, lucky])] == [1, 0, 2]
+    ahead = noisy(3, 0.30, half_width=0.2)
+    assert [record.number for record in ranked([slow, held, lucky, ahead])] == [3, 1, 0, 2]
+    assert [record.number for record in ranked([slow, held, confirmed(lucky, 0.43)])] == [0, 1, 2]
 
 
 def test_the_peak_is_that_of_all_runs_and_counts_against_todays_limit() -> None:

@@ -16,7 +16,7 @@ from bo_tuner.goal import THROUGHPUT, Goal
 from bo_tuner.objectives import EventSink, TrialEvent
 from bo_tuner.open_candidates import OpenCandidates
 from bo_tuner.outcome import Measurement, Outcome, TrialLimits, TrialResult
-from bo_tuner.samplers import make_sampler
+from bo_tuner.samplers import CandidateSampler, make_sampler
 from bo_tuner.space import BackEnd, SearchSpace
 from bo_tuner.storage import Location, Manifest, StudyStore
 from bo_tuner.trial import TrialRecord
@@ -45,7 +45,7 @@ class Analytic:
 
     `bytes_of` a ZeRO stage are needed before the first sample. `script` overrides: how the first runs of a config end, in
     turn; "*" stands for every config. `interrupts_at` is the number of the call that Ctrl-C hits. `slowed` tells by which factors the
-    runs of a config take longer than they should, in turn.
+    runs of a config take longer than they should, in turn; `half_width` what every run claims for its interval.
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class Analytic:
         script: Mapping[str, list[Outcome]] | None = None,
         interrupts_at: int | None = None,
         slowed: Mapping[str, list[float]] | None = None,
+        half_width: float | None = None,
     ) -> None:
         self.calls: list[str] = []
         self.limits: list[TrialLimits] = []
@@ -62,6 +63,7 @@ class Analytic:
         self._script = {name: list(outcomes) for name, outcomes in (script or {}).items()}
         self._interrupts_at = interrupts_at
         self._slowed = {name: list(factors) for name, factors in (slowed or {}).items()}
+        self._half_width = half_width
 
     def __call__(self, config: TrainConfig, *, limits: TrialLimits, on_event: EventSink) -> TrialResult:
         self.calls.append(config.name)
@@ -91,7 +93,7 @@ class Analytic:
             step_times_s=times,
             engine_times_s=times,
             peak_memory_bytes=(used,) * N_RANKS,
-            launch_half_width=limits.launch_half_width,
+            launch_half_width=self._half_width or limits.launch_half_width,
         )
         return TrialResult(
             outcome=Outcome.COMPLETE,
@@ -140,12 +142,13 @@ class Bench:
         budget: str | Budget,
         *,
         space: SearchSpace = SMALL,
-        sampler: str = "random",
+        sampler: str | type[CandidateSampler] = "random",
         memory_bytes: int = LIMIT_BYTES,
         progress: Told | None = None,
         is_timed: bool = False,
         back_end: BackEnd | None = None,
         confirms: bool = False,
+        min_gain: float = 0.0,
         goal: Goal = THROUGHPUT,
     ) -> StopReason:
         """Go on with the study; `is_timed` takes the lease, which counts the time and takes some."""
@@ -164,7 +167,9 @@ class Bench:
         )
         engine = Engine(
             store=store,
-            sampler=make_sampler(sampler, candidates, seed=3),
+            sampler=make_sampler(sampler, candidates, seed=3)
+            if isinstance(sampler, str)
+            else sampler(candidates, seed=3),
             candidates=candidates,
             objective=objective,
             budget=Budget.parse(budget),
@@ -172,6 +177,7 @@ class Bench:
             n_ranks=N_RANKS,
             progress=progress or Told(),
             confirms=confirms,
+            min_gain=min_gain,
         )
         with store.drive(n_ranks=N_RANKS) if is_timed else contextlib.nullcontext():
             return engine.run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,8 @@ from bo_tuner.config import TrainConfig
 from bo_tuner.engine import StopReason
 from bo_tuner.objectives import EventSink
 from bo_tuner.outcome import Outcome, TrialLimits, TrialResult
-from bo_tuner.trial import best_of
+from bo_tuner.samplers import CandidateSampler
+from bo_tuner.trial import TrialRecord, best_of
 from tests.engine.bench import LIMIT_BYTES, TINY, Analytic, Bench, Told
 
 # -- running again -------------------------------------------------------------------------------------------------
@@ -49,6 +51,29 @@ def test_where_the_winner_is_slower_than_its_interval_the_next_one_is_confirmed(
     assert best is not None and best.config.name == "z0_gas1_mbs2" and best.is_confirmed
 
 
+class SureOfTheEnd(CandidateSampler):
+    """Goes through the candidates, and takes the best of two for the best of all, unless a confirmation taught otherwise."""
+
+    def choose(self, records: Sequence[TrialRecord], candidates: Sequence[TrainConfig]) -> TrainConfig:
+        return candidates[0]
+
+    def chance_of_gain(self, records: Sequence[TrialRecord], min_gain: float) -> float | None:
+        return 0.0 if len(records) > 1 and not any(record.is_confirmed is False for record in records) else 0.5
+
+
+@pytest.mark.parametrize(("factor", "reason"), [(1.0, StopReason.CONVERGED), (2.0, StopReason.EXHAUSTED)])
+def test_a_search_that_had_ended_goes_on_where_the_confirmation_makes_a_gain_likely(
+    bench: Bench, factor: float, reason: StopReason
+) -> None:
+    objective = Analytic(slowed={"z0_gas1_mbs2": [1.0, factor]})
+    ended = bench.run(objective, "10 trials", space=TINY, sampler=SureOfTheEnd, confirms=True, min_gain=0.01)
+    assert ended is reason
+    once = [name for number, name in enumerate(objective.calls) if name not in objective.calls[:number]]
+    assert once == TINY_BY_SPEED[::-1][: 2 if factor == 1.0 else 3]
+    best = best_of(bench.records)
+    assert best is not None and best.config.name == once[-1] and best.is_confirmed
+
+
 def test_when_time_is_up_one_confirmation_is_made_at_a_time(bench: Bench) -> None:
     bench.run(Analytic(), "10 trials", space=TINY)
     no_time = Budget(seconds=1e-6)
@@ -64,6 +89,18 @@ def test_a_winner_that_is_slower_when_confirmed_and_still_the_fastest_stays_the_
     best = best_of(bench.records)
     assert best is not None and best.config.name == "z0_gas1_mbs3" and best.is_confirmed is False
     assert objective.calls.count("z0_gas1_mbs2") == 1
+
+
+def test_where_trials_are_noisy_another_must_be_ahead_by_more_than_its_interval_to_be_confirmed_too(
+    bench: Bench,
+) -> None:
+    objective = Analytic(slowed={"z0_gas1_mbs3": [1.0, 1.4]}, half_width=0.4)
+    bench.run(objective, "7 trials", space=TINY, confirms=True)
+    assert objective.calls[3:] == ["z0_gas1_mbs3"]
+    records = {record.config.name: record for record in bench.records}
+    ahead, best = records["z0_gas1_mbs2"], best_of(bench.records)
+    assert best == records["z0_gas1_mbs3"] and best.is_confirmed
+    assert (ahead.samples_per_s or 0.0) > (best.standing_samples_per_s or 0.0)
 
 
 @pytest.mark.parametrize("outcome", [Outcome.OOM, Outcome.FAILED])

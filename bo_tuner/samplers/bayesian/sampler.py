@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -92,6 +92,13 @@ class BayesianSampler(CandidateSampler):
         learnt, best = self._learnt(known)
         return chance_of_gain(learnt.predict(there), self._runs(known, there), best + math.log1p(min_gain))
 
+    def best(self, records: Sequence[TrialRecord]) -> TrialRecord | None:
+        """The complete trial of the highest rate, noise left out; of two measures the first counts."""
+        known = _Known.of(self._candidates.standing(records), self._map, self.goal)
+        if not known.complete:
+            return None
+        return known.complete[int(np.argmax(Regression(known.measured, self._beliefs).log_rates))]
+
     def _worth_weighing(self, candidates: Sequence[TrainConfig]) -> tuple[Sequence[TrainConfig], Landscape]:
         """All, or where they are very many, those that should be fastest and as many others at random."""
         there = self._map.of(candidates)
@@ -139,7 +146,9 @@ class _Known:
     """What the trials of a study say, as arrays."""
 
     n_trials: int
+    complete: Sequence[TrialRecord]
     measured: Measured
+    """One element for each of them."""
     bounded: Bounded
     where: Landscape
     """Of trials that ended."""
@@ -160,16 +169,17 @@ class _Known:
             goal: What they are judged by.
             first: How much its first measure counts, if there are two.
         """
-        complete = [(record, value) for record in records if (value := _value(record, goal, first)) is not None]
+        complete = [(record, worth) for record in records if (worth := _worth(record, goal, first)) is not None]
         bounds = [(record, bound) for record in records if (bound := _bound(record, goal)) is not None]
         ended = [(record, record.result) for record in records if record.result is not None]
         told = [(record, result) for record, result in ended if record.has_run or result.outcome.is_memory]
         return cls(
             n_trials=len(records),
+            complete=[record for record, _ in complete],
             measured=Measured(
                 where=where.of([record.config for record, _ in complete]).aimed(first),
-                log_rate=np.array([value for _, value in complete]),
-                sd=np.array([_sd(record) for record, _ in complete]),
+                log_rate=np.array([log_rate for _, (log_rate, _) in complete]),
+                sd=np.array([sd for _, (_, sd) in complete]),
             ),
             bounded=Bounded(
                 where=where.of([record.config for record, _ in bounds]).aimed(first),
@@ -199,12 +209,18 @@ def _share_of_first(n_trials: int) -> float:
     return share or 1.0
 
 
-def _value(record: TrialRecord, goal: Goal, first: float) -> float | None:
-    """Logarithm of what a complete trial is worth today."""
-    scores = goal.scores(record.standing) if record.standing is not None else None
-    if scores is None:
+def _worth(record: TrialRecord, goal: Goal, first: float) -> tuple[float, float] | None:
+    """Logarithm of what a complete trial is worth today, and its standard deviation: all runs of its config, each weighed by its precision."""
+    if record.standing_samples_per_s is None:
         return None
-    return sum(share * math.log(score) for share, score in zip((first, 1 - first), scores, strict=False))
+    logs, weights = list[float](), list[float]()
+    for run in record.runs:
+        scores = goal.scores(replace(run, peak_memory_bytes=record.peak_memory_bytes))
+        if scores is not None:
+            shares = zip((first, 1 - first), scores, strict=False)
+            logs.append(sum(share * math.log(score) for share, score in shares))
+            weights.append(_sd(run) ** -2)
+    return (float(np.average(logs, weights=weights)), sum(weights) ** -0.5) if logs else None
 
 
 def _bound(record: TrialRecord, goal: Goal) -> float | None:
@@ -215,10 +231,10 @@ def _bound(record: TrialRecord, goal: Goal) -> float | None:
     return None if bounds is None else math.log(bounds[0])
 
 
-def _sd(record: TrialRecord) -> float:
+def _sd(run: TrialResult) -> float:
     """Of a measured log rate: a 95 % interval is 3.92 of them wide."""
-    assert record.result is not None and record.result.measurement is not None
-    low, high = record.result.measurement.samples_per_s_interval
+    assert run.measurement is not None
+    low, high = run.measurement.samples_per_s_interval
     if not 0 < low <= high < math.inf:
         return _MOST_SD
     return min(max(math.log(high / low) / 3.92, _USUAL_SD), _MOST_SD)

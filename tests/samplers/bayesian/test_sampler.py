@@ -128,6 +128,41 @@ def test_expectations_decide_the_first_trial_only_where_there_are_any() -> None:
     assert not sampler_of(None).expects
 
 
+def noisy(config: TrainConfig, step_s: float, half_width: float) -> TrialResult:
+    result = complete(config, step_s)
+    assert result.measurement is not None
+    measurement = replace(result.measurement, step_times_s=((step_s,) * 6,), launch_half_width=half_width)
+    return replace(result, measurement=measurement)
+
+
+def test_the_luckiest_of_noisy_trials_is_not_taken_for_the_best_and_that_of_exact_ones_is() -> None:
+    sampler = sampler_of()
+    chosen = [record.config for record in go_on(sampler, [], 5, by(BELIEVED))]
+    best_rate = max(rate_of(config, BELIEVED) for config in chosen)
+    slow = next(config for config in CONFIGS if rate_of(config, BELIEVED) < 0.8 * best_rate)
+    for half_width, is_believed in ((0.3, False), (0.001, True)):
+        rates = {config: rate_of(config, BELIEVED) for config in chosen} | {slow: 1.02 * best_rate}
+        records = [
+            TrialRecord(
+                number=number, config=config, result=noisy(config, config.global_batch(N_RANKS) / rate, half_width)
+            )
+            for number, (config, rate) in enumerate(rates.items())
+        ]
+        lucky = records[-1]
+        assert best_of(records) == lucky
+        assert (sampler.best(records) == lucky) is is_believed
+
+
+def test_all_runs_of_a_config_say_together_how_fast_it_is() -> None:
+    sampler = sampler_of()
+    records = go_on(sampler, [], 2, by(BELIEVED))
+    best, other = sorted(records, key=lambda record: -(record.samples_per_s or 0.0))
+    assert sampler.best(records) == best
+    again = noisy(best.config, 1.5 * best.config.global_batch(N_RANKS) / (best.samples_per_s or 0.0), 0.02)
+    assert sampler.best([replace(best, repeats=(again,)), other]) == other
+    assert sampler.best([]) is None
+
+
 def test_trials_in_flight_are_left_alone_and_send_others_elsewhere() -> None:
     sampler, ended = sampler_of(), go_on(sampler_of(), [], 4, by(TRUE))
     alone = sampler.next_config(ended)
