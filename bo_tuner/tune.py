@@ -71,9 +71,10 @@ class BestTrial:
 
     @property
     def measurement(self) -> Measurement:
-        """What its trial showed."""
-        assert self.record.result is not None and self.record.result.measurement is not None
-        return self.record.result.measurement
+        """What its confirmation showed, or its trial where there is none."""
+        standing = self.record.standing
+        assert standing is not None and standing.measurement is not None
+        return standing.measurement
 
     def deepspeed_config(self) -> dict[str, Any]:
         """The DeepSpeed config to train with.

@@ -32,6 +32,7 @@ class Answer:
 
     best: TrialRecord
     measurement: Measurement
+    """Of its confirmation, or of its trial where it has none."""
     over_default: Gain
     over_first: Gain
     limit_bytes: int | None
@@ -61,11 +62,12 @@ def answer_of(records: Sequence[TrialRecord], default: TrainConfig) -> Answer | 
         default: What one would start from without tuning.
     """
     best = best_of(records)
-    if best is None or best.result is None or best.result.measurement is None:
+    standing = best.standing if best is not None else None
+    if best is None or standing is None or standing.measurement is None:
         return None
     return Answer(
         best=best,
-        measurement=best.result.measurement,
+        measurement=standing.measurement,
         over_default=default_gain(records, best, default),
         over_first=first_gain(records, best),
         limit_bytes=last_limit_bytes(records),
