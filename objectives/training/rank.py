@@ -32,15 +32,20 @@ PRELOAD = (
     "deepspeed.ops.adam",
     "deepspeed.runtime.pipe.engine",
     "deepspeed.pipe",
+    "deepspeed.module_inject.auto_ep_layer",
     "transformers",
     "transformers.modeling_utils",
+    "transformers.generation.utils",
+    "transformers.masking_utils",
+    "transformers.modeling_layers",
     "transformers.models.auto.modeling_auto",
     "bo_tuner.objectives.training.job",
     "bo_tuner.objectives.training.look",
     "bo_tuner.objectives.training.job.split",
     "bo_tuner.objectives.training.rank",
 )
-"""Imported once, before the first fork. `deepspeed.initialize` imports the deeper ones lazily, in every rank."""
+"""Imported once, before the first fork. `deepspeed.initialize`, and the modules of transformers' models, import the deeper ones
+lazily, in every rank."""
 
 
 def prepare() -> None:
