@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import pty
+import select
+import signal
 import struct
-import subprocess
 import sys
 import termios
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from subprocess import CompletedProcess, Popen
+from subprocess import PIPE, CompletedProcess, Popen, TimeoutExpired
 
 import pyte
 import pytest
@@ -38,23 +40,51 @@ def program() -> str:
     return str(Path(sys.executable).with_name("bo-tuner"))
 
 
-@pytest.fixture(scope="session")
-def run(program: str) -> Callable[..., CompletedProcess[str]]:
-    """`run(*arguments, cwd=...)` runs the command to its end."""
+class Commands:
+    """Runs commands to their end, one at a time, in processes forked from one that has imported what they import."""
 
-    def run(*arguments: str, cwd: Path, timeout_s: float = 500.0) -> CompletedProcess[str]:
-        return subprocess.run(
-            [program, *arguments],
-            cwd=cwd,
-            env={**os.environ, "COLUMNS": "100"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
+    def __init__(self, program: str, folder: Path) -> None:
+        self._program = program
+        self._output = [folder / "stdout", folder / "stderr"]
+        self._server = Popen(
+            [sys.executable, str(Path(__file__).with_name("commands.py"))], bufsize=0, stdin=PIPE, stdout=PIPE
         )
 
-    return run
+    def __call__(self, *arguments: str, cwd: Path, timeout_s: float = 500.0) -> CompletedProcess[str]:
+        for file in self._output:
+            file.write_bytes(b"")
+        command = [self._program, *arguments]
+        request = {
+            "command": command,
+            "folder": str(cwd),
+            "environment": {**os.environ, "COLUMNS": "100"},
+            "stdout": str(self._output[0]),
+            "stderr": str(self._output[1]),
+        }
+        assert self._server.stdin is not None and self._server.stdout is not None
+        self._server.stdin.write(json.dumps(request).encode() + b"\n")
+        pid = int(self._server.stdout.readline())
+        is_late = not select.select([self._server.stdout], [], [], timeout_s)[0]
+        if is_late:
+            os.kill(pid, signal.SIGKILL)
+        code = int(self._server.stdout.readline())
+        if is_late:
+            raise TimeoutExpired(command, timeout_s)
+        stdout, stderr = (file.read_text(encoding="utf-8") for file in self._output)
+        return CompletedProcess(command, code, stdout, stderr)
+
+    def close(self) -> None:
+        assert self._server.stdin is not None and self._server.stdout is not None
+        self._server.stdin.close()
+        self._server.wait()
+        self._server.stdout.close()
+
+
+@pytest.fixture(scope="session")
+def run(program: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., CompletedProcess[str]]]:
+    """`run(*arguments, cwd=...)` runs the command to its end; other processes than this one's take half a second to import it."""
+    with contextlib.closing(Commands(program, tmp_path_factory.mktemp("commands"))) as run:
+        yield run
 
 
 @pytest.fixture(scope="session")
