@@ -8,6 +8,7 @@ import json
 import os
 import pty
 import select
+import shutil
 import signal
 import struct
 import sys
@@ -102,17 +103,31 @@ def tune_command(small: list[str]) -> list[str]:
 @pytest.fixture(scope="session")
 def study_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Working folder of the shared study; tests only read it, and copy it to change it."""
-    return tmp_path_factory.mktemp("shared")
+    return tmp_path_factory.mktemp("shared") / "copy"
 
 
 @pytest.fixture(scope="session")
 def tuned(
-    run: Callable[..., CompletedProcess[str]], tune_command: list[str], study_folder: Path
+    run: Callable[..., CompletedProcess[str]],
+    tune_command: list[str],
+    study_folder: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    worker_id: str,
 ) -> CompletedProcess[str]:
-    """The run that made the study `shared` in `study_folder`, and the folder `job` beside it."""
-    ended = run(*tune_command, "--json", "--out", "job", cwd=study_folder)
-    assert ended.returncode == 0, ended.stderr
-    return ended
+    """The run that made the study `shared` in `study_folder`, and the folder `job` beside it; all workers copy what the first makes."""
+    base = tmp_path_factory.getbasetemp()
+    made = (base if worker_id == "master" else base.parent) / "tuned"
+    made.mkdir(exist_ok=True)
+    told = made / "told.json"
+    with open(made / "lock", "w", encoding="ascii") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not told.exists():
+            (made / "study").mkdir()
+            ended = run(*tune_command, "--json", "--out", "job", cwd=made / "study")
+            assert ended.returncode == 0, ended.stderr
+            told.write_text(json.dumps([ended.args, ended.returncode, ended.stdout, ended.stderr]), encoding="utf-8")
+    shutil.copytree(made / "study", study_folder)
+    return CompletedProcess(*json.loads(told.read_text(encoding="utf-8")))
 
 
 _OWN_TERMINAL = "import os, sys; os.open(os.ttyname(0), os.O_RDWR); os.execv(sys.argv[1], sys.argv[1:])"
