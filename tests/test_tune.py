@@ -55,7 +55,7 @@ found = []
 
 
 def work():
-    options = dict(seq_len=16, device="cpu", ranks=2, max_global_batch=2, zero_stages=[3])
+    options = dict(seq_len=16, device="cpu", ranks=2, max_global_batch=2, zero_stages=[3], sampler="tpe", confirm=False)
     fits = tune(model, budget=1, study="thread", **options)
     nothing = tune(model, budget=1, study="nothing", memory_limit="1MiB", **options)
     found.append({
@@ -158,7 +158,10 @@ from bo_tuner import tune
 model = BertForMaskedLM(BertConfig(
     vocab_size=100, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, max_position_embeddings=24
 ))
-result = tune(model, budget=1, device="cpu", ranks=2, max_global_batch=2, zero_stages=[3], max_depth=1, recompute="on")
+result = tune(
+    model, budget=1, device="cpu", ranks=2, max_global_batch=2, zero_stages=[3], max_depth=1, recompute="on",
+    sampler="tpe", confirm=False,
+)
 weight = model.get_output_embeddings().weight
 print(json.dumps({
     "tied": weight is model.get_input_embeddings().weight and weight.device.type == "cpu",

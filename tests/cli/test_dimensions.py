@@ -50,7 +50,8 @@ TUNE = [
         "--ranks",
         "2",
     ),
-    *("--global-batch", "2", "--zero-stages", "0", "--study", "own", "--dimension", "own.py:loudness", "--dimension"),
+    *("--global-batch", "2", "--zero-stages", "0", "--study", "own", "--sampler", "tpe"),
+    *("--dimension", "own.py:loudness", "--dimension"),
 ]
 
 

@@ -20,7 +20,7 @@ from bo_tuner.objectives.training.extensions import private_copy
 
 Run = Callable[..., CompletedProcess[str]]
 
-OPTIONS = ["--device", "cpu", "--ranks", "2", "--max-global-batch", "8", "--budget", "2 trials"]
+OPTIONS = ["--device", "cpu", "--ranks", "2", "--max-global-batch", "8", "--budget", "2 trials", "--sampler", "tpe"]
 TALK = ("starting the training processes", "building ", "training for one step")
 """Beginnings of lines that say what takes a moment."""
 

@@ -31,9 +31,10 @@ def run(
     *,
     memory_bytes: int = ROOMY,
     deadline_s: float = 60.0,
+    max_steps: int = 5,
 ) -> TrialResult:
     objective = TrainingObjective(workload, cluster, server, log_dir=tmp_path)
-    limits = TrialLimits(memory_bytes=memory_bytes, deadline_s=deadline_s, max_steps=5)
+    limits = TrialLimits(memory_bytes=memory_bytes, deadline_s=deadline_s, max_steps=max_steps)
     return objective(config, limits=limits, on_event=ignore_events)
 
 
@@ -348,7 +349,9 @@ def test_what_a_rank_holds_follows_its_micro_batch_not_its_accumulation(
     """An out-of-memory excludes larger micro-batches whatever their accumulation, so memory must follow the first."""
     workload = Workload(model=bert_tiny, n_parameters=facts.n_parameters, seq_len=128)
     peaks = [
-        run(workload, cluster, server, tmp_path, TrainConfig(micro_batch_size=size, grad_accum_steps=accum))
+        run(
+            workload, cluster, server, tmp_path, TrainConfig(micro_batch_size=size, grad_accum_steps=accum), max_steps=2
+        )
         for size, accum in ((2, 1), (2, 8), (4, 2))
     ]
     once, often, larger = (result.peak_memory_bytes or 0 for result in peaks)
