@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import optuna
 import pytest
 
@@ -78,8 +80,9 @@ def test_nothing_proven_not_to_fit_is_proposed_and_all_that_fits_is(name: str) -
 
 @every_sampler
 def test_a_space_without_candidates_left_is_exhausted(name: str) -> None:
-    sampler = make_sampler(name, candidates_of(SMALL), seed=4)
-    records = go_on(sampler, [], 32, always_fits)
+    candidates = candidates_of(SMALL)
+    sampler = make_sampler(name, candidates, seed=4)
+    records = go_on(make_sampler("grid", candidates, seed=4), [], 32, always_fits)
     assert len(records) == 32
     with pytest.raises(SpaceExhausted):
         sampler.next_config(records)
@@ -137,10 +140,16 @@ def test_another_seed_gives_another_sequence(name: str) -> None:
     assert len(found) > 1
 
 
+@functools.cache
+def uninterrupted(name: str) -> list[TrialRecord]:
+    """Fifteen trials; a Gaussian process takes seconds for them."""
+    return go_on(make_sampler(name, candidates_of(SMALL), seed=8), [], 15, with_memory)
+
+
 @every_sampler
 @pytest.mark.parametrize("n_before", [1, 6, 12])
 def test_a_resumed_study_goes_on_as_if_never_interrupted(name: str, n_before: int) -> None:
-    whole = go_on(make_sampler(name, candidates_of(SMALL), seed=8), [], 15, with_memory)
+    whole = uninterrupted(name)
     resumed = go_on(make_sampler(name, candidates_of(SMALL), seed=8), whole[:n_before], 15 - n_before, with_memory)
     assert len(whole) == 15
     assert names(resumed) == names(whole)
