@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -66,8 +66,26 @@ def test_json_names_the_layouts_that_fell_and_why(told: dict[str, Any]) -> None:
     assert "pp2_2bw" in " ".join(candidate["name"] for candidate in told["candidates"])
 
 
-def test_the_table_shows_the_best_its_parts_and_what_fell(run: Run, tmp_path: Path) -> None:
-    done = run("plan", *SMALL, "--memory-limit", "810MB", "--top", "3", cwd=tmp_path)
+@pytest.fixture
+def run_here(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., CompletedProcess[str]]]:
+    """`run_here(*arguments)` runs the command in this process, where torch, which takes seconds, is imported once."""
+    for name, value in (("TRANSFORMERS_VERBOSITY", "error"), ("DS_ACCELERATOR", "cpu")):  # as the command sets them
+        monkeypatch.setenv(name, value)
+    handler = signal.getsignal(signal.SIGTERM)
+
+    def run(*arguments: str) -> CompletedProcess[str]:
+        code = main(list(arguments))
+        printed = capsys.readouterr()
+        return CompletedProcess(arguments, code, printed.out, printed.err)
+
+    yield run
+    signal.signal(signal.SIGTERM, handler)
+
+
+def test_the_table_shows_the_best_its_parts_and_what_fell(run_here: Run) -> None:
+    done = run_here("plan", *SMALL, "--memory-limit", "810MB", "--top", "3")
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[0].startswith("bert-tiny: 4.4 M parameters, 16 tokens a sample, 16 bits an element")
@@ -87,8 +105,8 @@ def test_the_table_shows_the_best_its_parts_and_what_fell(run: Run, tmp_path: Pa
     assert len(lines) <= 24
 
 
-def test_where_nothing_fits_the_least_is_shown_and_the_command_fails(run: Run, tmp_path: Path) -> None:
-    done = run("plan", *SMALL, "--memory-limit", "100MiB", "--top", "1", cwd=tmp_path)
+def test_where_nothing_fits_the_least_is_shown_and_the_command_fails(run_here: Run) -> None:
+    done = run_here("plan", *SMALL, "--memory-limit", "100MiB", "--top", "1")
     assert done.returncode == 1
     assert "does not fit" in done.stdout and "best:" not in done.stdout
     least = next(line for line in done.stdout.splitlines() if line.startswith("z")).split()[0]
@@ -104,9 +122,9 @@ def test_without_a_cluster_it_plans_for_this_machine_and_says_so(run: Run, tmp_p
     assert len(json.loads(done.stdout)["candidates"]) == 2
 
 
-def test_the_page_is_written_beside_the_table(run: Run, tmp_path: Path) -> None:
+def test_the_page_is_written_beside_the_table(run_here: Run, tmp_path: Path) -> None:
     file = tmp_path / "plan.html"
-    done = run("plan", *SMALL, "--out", str(file), "--timeline", "z0_pp2_gas4_mbs1", cwd=tmp_path)
+    done = run_here("plan", *SMALL, "--out", str(file), "--timeline", "z0_pp2_gas4_mbs1")
     assert (done.returncode, done.stderr) == (0, f"wrote {file}\n")
     assert "One step of z0_pp2_gas4_mbs1" in file.read_text(encoding="utf-8")
 
@@ -131,18 +149,10 @@ def test_the_page_is_written_beside_the_table(run: Run, tmp_path: Path) -> None:
     ],
     ids=lambda value: " ".join(value[-2:]) if isinstance(value, tuple) else "",
 )  # fmt: skip
-def test_wrong_use_is_one_line_and_exits_with_2(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
-) -> None:
-    for name, value in (("TRANSFORMERS_VERBOSITY", "error"), ("DS_ACCELERATOR", "cpu")):  # as the command sets them
-        monkeypatch.setenv(name, value)
-    handler = signal.getsignal(signal.SIGTERM)
-    try:
-        assert main(["plan", *arguments]) == 2
-    finally:
-        signal.signal(signal.SIGTERM, handler)
-    printed = capsys.readouterr()
-    assert printed.err.startswith(f"error: {message}") and printed.err.count("\n") == 1
+def test_wrong_use_is_one_line_and_exits_with_2(run_here: Run, arguments: tuple[str, ...], message: str) -> None:
+    done = run_here("plan", *arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {message}") and done.stderr.count("\n") == 1
     assert not Path("x.html").exists()
 
 
