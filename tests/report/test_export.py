@@ -108,12 +108,24 @@ def test_the_exported_job_runs_at_the_rate_that_was_measured(
     assert told["samples_per_s"] == pytest.approx(8 / told["step_time_s"])  # 2 x 2 x 2 ranks
 
 
-def test_launch_sh_finds_the_interpreter_that_measured_by_itself(
-    job: Path, environment: dict[str, str], tmp_path: Path
-) -> None:
+@pytest.fixture(scope="module")
+def own_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Holds the user's data."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "own.py").write_text(OWN_DATA, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bare(job: Path, environment: dict[str, str], own_folder: Path) -> CompletedProcess[str]:
+    """The job with the user's data, launched where nothing says which interpreter it is for."""
     bare = {name: value for name, value in environment.items() if name not in ("PYTHON", "VIRTUAL_ENV")}
-    told = summary(launched(job, {**bare, "PATH": "/usr/bin:/bin"}, "--steps", "1", cwd=tmp_path))
-    assert told["steps"] == 1
+    given = {**bare, "PATH": "/usr/bin:/bin"}
+    return launched(job, given, "--steps", "2", "--data", "own.py:dataset", cwd=own_folder)
+
+
+def test_launch_sh_finds_the_interpreter_that_measured_by_itself(bare: CompletedProcess[str]) -> None:
+    assert summary(bare)["steps"] == 2
 
 
 def test_an_interpreter_without_torch_is_told_in_one_line(
@@ -128,13 +140,12 @@ def test_an_interpreter_without_torch_is_told_in_one_line(
 
 
 def test_own_data_named_from_the_callers_folder_is_what_it_trains_on(
-    job: Path, environment: dict[str, str], tmp_path: Path
+    bare: CompletedProcess[str], own_folder: Path
 ) -> None:
-    (tmp_path / "own.py").write_text(OWN_DATA, encoding="utf-8")
-    told = summary(launched(job, environment, "--steps", "2", "--data", "own.py:dataset", cwd=tmp_path))
+    told = summary(bare)
     assert told["steps"] == 2
     assert told["loss"] > 0
-    assert (tmp_path / "own.py.read").exists()
+    assert (own_folder / "own.py.read").exists()
 
 
 def test_data_that_is_not_there_gives_one_line(job: Path, environment: dict[str, str], tmp_path: Path) -> None:
