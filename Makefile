@@ -11,7 +11,7 @@ quickstart: $(STAMP)
 	@echo; cat bo_tuner_export/ds_config.json
 
 test: $(STAMP)
-	$(BIN)/pytest -n auto --dist loadfile
+	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
 
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -25,6 +25,35 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 TARGETS = Path(__file__).parent / "targets"
 sys.path.append(str(TARGETS))
 
+LONGEST_FILES = (
+    "test_docs.py",
+    "test_tune.py",
+    "faults/test_soak.py",
+    "cli/test_commands.py",
+    "objectives/training/test_objective.py",
+    "cli/test_interrupt.py",
+    "cli/test_watch.py",
+    "storage/test_crash.py",
+    "report/test_html.py",
+    "objectives/training/test_faults.py",
+    "test_opening.py",
+    "cli/test_bad_input.py",
+    "cli/test_own_code.py",
+    "cli/test_terminal.py",
+    "samplers/test_samplers.py",
+    "objectives/training/test_profiles.py",
+    "report/test_export.py",
+    "cli/test_dimensions.py",
+    "samplers/test_search.py",
+)
+"""About the longest first."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest files first, so that no worker is left alone with one at the end."""
+    order = {Path(__file__).parent / name: number for number, name in enumerate(LONGEST_FILES)}
+    items.sort(key=lambda item: order.get(item.path, len(order)))
+
 
 @pytest.fixture(scope="session")
 def cluster() -> Cluster:
