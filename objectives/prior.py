@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from bo_tuner.cluster import Cluster
-from bo_tuner.errors import BoTunerError
+from bo_tuner.errors import ConfigError
 from bo_tuner.hardware import REACHED, Reached, find_device, hardware_of
 from bo_tuner.models.choices import Problem
 from bo_tuner.models.shape import profile_of_shape
 from bo_tuner.models.software import Software, framework_of
+from bo_tuner.objectives.lines import CellError, Line
 from bo_tuner.objectives.table import MeasuredTable
 from bo_tuner.profile import ModelProfile
 
@@ -18,27 +18,33 @@ __all__ = ["cluster_of", "problem_of"]
 
 _UNKNOWN_MEMORY = 80 * 2**30
 """Of a device that no data sheet is known of."""
+_SINGLE = "4"
+"""Bytes of an fp32 element, as models.csv has it."""
 
 
 def cluster_of(table: MeasuredTable) -> tuple[Cluster, str]:
     """The devices that a table was measured on, and one line on what was supposed, empty when nothing was."""
     sheet, note = find_device(table.gpu)
     if sheet is None:
-        note = f"{note}; its memory is taken as {_UNKNOWN_MEMORY >> 30} GiB"
-    is_uneven = table.n_ranks % table.n_nodes != 0
+        note = f"no figures are known of {table.gpu!r}: its memory is taken as {_UNKNOWN_MEMORY >> 30} GiB"
+    notes = [note]
+    n_nodes = table.n_nodes
+    if n_nodes is None:
+        n_nodes = -(-table.n_ranks // (sheet.node_size if sheet else table.n_ranks))
+        notes.append(f"nodes are not told: {n_nodes} taken")
+    if table.n_ranks % n_nodes:
+        notes.append(f"{n_nodes} nodes do not divide {table.n_ranks} devices: taken as one")
+        n_nodes = 1
+    is_single = table.shape is not None and table.shape.text("activation_dtype_bytes") == _SINGLE
     cluster = Cluster(
         device="cuda",
         n_ranks=table.n_ranks,
-        n_nodes=1 if is_uneven else table.n_nodes,
+        n_nodes=n_nodes,
         device_name=sheet.name if sheet else table.gpu,
         memory_bytes=sheet.memory_bytes if sheet else _UNKNOWN_MEMORY,
-        usual_precision="bf16" if sheet and "bf16" in sheet.peak_flops_per_s else "fp16",
+        usual_precision="fp32" if is_single else "bf16" if sheet and "bf16" in sheet.peak_flops_per_s else "fp16",
     )
-    if is_uneven:
-        note = "; ".join(
-            filter(None, (note, f"{table.n_nodes} nodes do not divide {table.n_ranks} devices: taken as one"))
-        )
-    return cluster, note
+    return cluster, "; ".join(filter(None, notes))
 
 
 def problem_of(
@@ -55,16 +61,25 @@ def problem_of(
         None where the device or the shape of the model is not known: then there is nothing to expect.
     """
     cluster, note = cluster_of(table)
-    if not table.shape:
+    shape = table.shape
+    if shape is None:
         return None, _and(note, f"no expectation: no models.csv beside the table has the shape of {table.model}")
+    if find_device(table.gpu)[0] is None:
+        return None, _and(note, "no expectation")
+    if table.seq_len is None:
+        return None, _and(note, "no expectation: seq_len is not told")
     try:
-        profile = _profile(table)
+        profile = _profile(table.model, table.seq_len, shape)
+        gradient_bytes = shape.whole("grad_dtype_bytes")
+    except CellError as error:
+        return None, _and(note, f"no expectation: models.csv, {error}")
+    try:
         hardware = hardware_of(cluster, cluster.usual_precision, reached)
-    except (BoTunerError, KeyError, ValueError) as error:
+    except ConfigError as error:
         return None, _and(note, f"no expectation: {error}")
     software = software or framework_of(table.data_set)
-    if table.shape.get("grad_dtype_bytes"):
-        software = replace(software, gradient_bytes=int(table.shape["grad_dtype_bytes"]))
+    if gradient_bytes:
+        software = replace(software, gradient_bytes=gradient_bytes)
     problem = Problem(
         profile=profile,
         hardware=hardware,
@@ -74,27 +89,26 @@ def problem_of(
     return problem, note
 
 
-def _profile(table: MeasuredTable) -> ModelProfile:
-    shape = table.shape
+def _profile(name: str, seq_len: int, shape: Line) -> ModelProfile:
     return profile_of_shape(
-        name=table.model,
-        seq_len=table.seq_len or 1,
-        layers=int(shape["layers"]),
-        hidden=int(shape["hidden"]),
-        heads=int(shape["heads"]),
-        ffn=int(shape["ffn"]),
-        vocab=int(shape["vocab"]),
+        name=name,
+        seq_len=seq_len,
+        layers=shape.needed("layers"),
+        hidden=shape.needed("hidden"),
+        heads=shape.needed("heads"),
+        ffn=shape.needed("ffn"),
+        vocab=shape.needed("vocab"),
         gated_mlp=_is_set(shape, "gated_mlp"),
         tied_embeddings=not _is_set(shape, "gated_mlp"),  # as GPT has it, and Llama has not
         causal=_is_set(shape, "causal"),
         flash_attention=_is_set(shape, "flash_attention"),
         fused_kernels=_is_set(shape, "fused_kernels"),
-        activation_dtype_bytes=int(shape.get("activation_dtype_bytes") or 2),
+        activation_dtype_bytes=shape.whole("activation_dtype_bytes") or 2,
     )
 
 
-def _is_set(shape: Mapping[str, str], column: str) -> bool:
-    return (shape.get(column) or "0").strip() not in ("0", "")
+def _is_set(shape: Line, column: str) -> bool:
+    return shape.text(column).lower() not in ("", "0", "no", "false")
 
 
 def _and(note: str, more: str) -> str:

@@ -2,44 +2,34 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from bo_tuner.config import ExtraValue, TrainConfig
 from bo_tuner.errors import ConfigError
+from bo_tuner.objectives.lines import CellError, Line, Remarks, read_lines
+from bo_tuner.objectives.measured_run import MeasuredRun, Reading, reading_of
 from bo_tuner.text import count, did_you_mean
 
 __all__ = ["MeasuredRun", "MeasuredTable", "group_sizes"]
 
 _NEEDED = ("group", "model", "gpu", "num_gpus", "mbs", "status")
+_COLUMNS = (
+    *("dataset", "group", "model", "params_b", "gpu", "num_gpus", "nodes", "seq_len", "gbs"),
+    *("dp", "tp", "pp", "mbs", "gas", "zero", "recompute", "extra", "status"),
+    *("step_time_s", "tokens_per_s", "samples_per_s", "tflops_per_gpu", "mfu", "mem_gb", "trial_cost_s", "note"),
+)
 _NO_KNOBS = ("section", "experiments", "tuning_time_s", "best_exp", "iteration_s", "space")
 """Of `extra`: what was found, or where it stood; the rest are switches that somebody set."""
 _MOST_NAMED = 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredRun:
-    """One config and how it ended."""
-
-    config: TrainConfig
-    status: str
-    """As the table has it: `ok`, `oom`, or what else became of it, as `fail`."""
-    step_time_s: float | None
-    """Of an optimizer step; None unless it completed."""
-    memory_bytes: int | None
-    """Peak of a device, as the source states it."""
-    trial_cost_s: float | None
-    """What the source spent on it."""
-
-    @property
-    def is_complete(self) -> bool:
-        """False where it ran out of memory, or failed for a reason that the table does not say."""
-        return self.status == "ok"
+_FEW = 8
+"""Lines that may well have a value each of a switch."""
+_Number = TypeVar("_Number", int, float)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +38,7 @@ class MeasuredTable:
 
     The schema: a line a run with `group`, `model`, `params_b` (billions), `gpu`, `num_gpus`, `nodes`, `seq_len`, `gbs` (samples),
     the knobs `dp`, `tp`, `pp`, `mbs`, `gas`, `zero`, `recompute` and `extra` (`key=value;key=value`), `status` (ok, oom or fail),
-    and `step_time_s`, `samples_per_s`, `mem_gb`, `trial_cost_s` where they are known.
+    and `step_time_s`, `samples_per_s` or `tokens_per_s`, `mem_gb`, `trial_cost_s` where they are known.
     """
 
     path: Path
@@ -56,17 +46,19 @@ class MeasuredTable:
     name: str
     """Of the group."""
     model: str
+    """As the table calls it; several are joined by +."""
     n_parameters: int
     """0 where the table does not tell."""
     gpu: str
-    """As the table calls it; several are joined by +."""
+    """As the table calls it; several are joined by +, and it may not tell."""
     n_ranks: int
-    n_nodes: int
+    n_nodes: int | None
+    """None where the table does not tell."""
     seq_len: int | None
     """Tokens of a sample."""
     runs: tuple[MeasuredRun, ...]
-    shape: Mapping[str, str]
-    """The line of `models.csv` beside the table; empty where there is none."""
+    shape: Line | None
+    """Of the model in `models.csv` beside the table; None where there is none."""
     notes: tuple[str, ...] = ()
     """What was left out or put together."""
 
@@ -81,19 +73,16 @@ class MeasuredTable:
         Raises:
             ConfigError: The table cannot be read, lacks a column, or has no such group or none with a complete run.
         """
-        rows = _rows(path)
-        names = list(dict.fromkeys(row["group"] for row in rows))
-        if group is None and len(names) > 1:
+        lines = _lines(path)
+        names = list(dict.fromkeys(line.text("group") for line in lines))
+        wanted = names[0] if group is None else " ".join(group.split())
+        if wanted not in names or (group is None and len(names) > 1):
+            got = "" if group is None else f"; got {group!r}{did_you_mean(wanted, names)}"
             more = ", ..." if len(names) > _MOST_NAMED else ""
             raise ConfigError(
-                f"--group must be one of the {len(names)} groups of {path}: {', '.join(names[:_MOST_NAMED])}{more}"
+                f"--group must be one of the {count(len(names), 'group')} of {path}: {', '.join(names[:_MOST_NAMED])}{more}{got}"
             )
-        wanted = names[0] if group is None else group
-        if wanted not in names:
-            raise ConfigError(
-                f"--group must be one of the {count(len(names), 'group')} of {path}; got {wanted!r}{did_you_mean(wanted, names)}"
-            )
-        return _table(path, wanted, [row for row in rows if row["group"] == wanted])
+        return _table(path, wanted or path.stem, [line for line in lines if line.text("group") == wanted])
 
     @property
     def configs(self) -> tuple[TrainConfig, ...]:
@@ -120,134 +109,130 @@ def group_sizes(path: Path) -> dict[str, int]:
     Raises:
         ConfigError: The table cannot be read.
     """
-    return dict(Counter(row["group"] for row in _rows(path)))
+    return dict(Counter(line.text("group") for line in _lines(path)))
 
 
-def _rows(path: Path) -> list[dict[str, str]]:
+def _lines(path: Path) -> list[Line]:
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"--replay must be a table in CSV; {path} cannot be read: {error}") from error
-    if not rows:
+        lines = read_lines(path)
+    except ConfigError as error:
+        raise ConfigError(f"--replay must be a table in CSV; {error}") from error
+    if not lines:
         raise ConfigError(f"--replay must be a table with a line for every run; {path} has none")
-    missing = [name for name in _NEEDED if name not in rows[0]]
+    missing = [name for name in _NEEDED if name not in lines[0].cells]
     if missing:
         raise ConfigError(f"--replay must be a table with the columns {', '.join(_NEEDED)}; {path} lacks {missing[0]}")
-    return rows
+    return lines
 
 
-def _table(path: Path, name: str, rows: Sequence[Mapping[str, str]]) -> MeasuredTable:
-    first = rows[0]
-    switches = _switches(rows)
-    n_ranks = _whole(first, "num_gpus", 1)
-    best: dict[TrainConfig, MeasuredRun] = {}
-    n_unusable = n_repeated = 0
-    for row in rows:
-        run = _run(row, switches, n_ranks)
-        if run is None:
-            n_unusable += 1
-            continue
-        known = best.get(run.config)
-        n_repeated += known is not None
-        if known is None or _is_better(run, known):
-            best[run.config] = run
-    if not any(run.is_complete for run in best.values()):
-        raise ConfigError(f"--group must be one with a complete run; {name} of {path} has none that can be used")
-    notes = []
-    if n_unusable:
-        notes.append(f"{count(n_unusable, 'line')} left out: no time, or ranks that do not divide")
-    if n_repeated:
-        notes.append(f"{count(n_repeated, 'line')} of a config that stands there before: the faster counts")
+def _table(path: Path, name: str, lines: Sequence[Line]) -> MeasuredTable:
+    remarks = Remarks()
+    read = list(_readings(lines, remarks))
+    n_ranks = next((n for n, _ in Counter(reading.n_ranks for reading in read).most_common(1)), 1)
+    runs = [reading.run for reading in read if reading.n_ranks == n_ranks]
+    for reading in read:
+        if reading.n_ranks != n_ranks:
+            remarks.add("left out", reading.line.wrong("num_gpus", f"{n_ranks}, as in most lines"))
+    seq_len = _first(reading.seq_len for reading in read)
+    for reading in read:
+        if reading.seq_len not in (None, seq_len):
+            remarks.add("whose seq_len does not count", reading.line.wrong("seq_len", f"{seq_len}, as before"))
+    best = _each_once(runs)
+    n_nodes = _first(remarks.known(line, "nodes", Line.whole) for line in lines)
+    billions = _first(remarks.known(line, "params_b", Line.positive) for line in lines)
+    told = list(remarks.texts)
+    if not any(run.is_complete for run in best):
+        why = "".join(f"; {text}" for text in told)
+        raise ConfigError(f"--group must be one with a complete run; {name} of {path} has none that can be used{why}")
+    if len(best) < len(runs):
+        told.append(f"{count(len(runs) - len(best), 'line')} of a config that stands there before: the faster counts")
+    unread = [name for name in lines[0].cells if name not in _COLUMNS and len({line.text(name) for line in lines}) > 1]
+    if unread:
+        told.append(
+            f"{', '.join(unread)}: no column that is read, though its lines differ; a switch belongs into extra"
+        )
+    model = _joined(lines, "model")
     return MeasuredTable(
         path=path,
-        data_set=first.get("dataset") or path.parent.name,
+        data_set=lines[0].text("dataset") or path.parent.name,
         name=name,
-        model=first["model"],
-        n_parameters=int((_number(first, "params_b") or 0) * 1e9),
-        gpu="+".join(dict.fromkeys(row["gpu"] for row in rows)),
+        model=model,
+        n_parameters=int((billions or 0) * 1e9),
+        gpu=_joined(lines, "gpu"),
         n_ranks=n_ranks,
-        n_nodes=_whole(first, "nodes", 1),
-        seq_len=_whole(first, "seq_len", 0) or None,
-        runs=tuple(best.values()),
-        shape=_shape(path.with_name("models.csv"), first["model"]),
-        notes=tuple(notes),
+        n_nodes=n_nodes,
+        seq_len=seq_len,
+        runs=best,
+        shape=_shape(path.with_name("models.csv"), model),
+        notes=tuple(told),
     )
 
 
-def _run(row: Mapping[str, str], switches: Iterable[str], n_ranks: int) -> MeasuredRun | None:
-    """None for a line that says nothing of a step, or whose knobs do not fit the ranks."""
-    given = _extra(row)
-    try:
-        config = TrainConfig(
-            zero_stage=_whole(row, "zero", 0),  # type: ignore[arg-type]  # checked by the config
-            micro_batch_size=_whole(row, "mbs", 1),
-            grad_accum_steps=_whole(row, "gas", 1),
-            pipeline_depth=_whole(row, "pp", 1),
-            tensor_parallel=_whole(row, "tp", 1),
-            recompute=row.get("recompute") == "full",
-            extra=tuple((name, given.get(name, "")) for name in switches),
-        )
-        data_parallel = config.data_parallel(n_ranks)
-    except ConfigError:
-        return None
-    if data_parallel != _whole(row, "dp", data_parallel):
-        return None
-    status = (row["status"] or "").strip().lower()
-    step_time_s = _number(row, "step_time_s")
-    rate = _number(row, "samples_per_s")
-    if step_time_s is None and rate:
-        step_time_s = config.global_batch(n_ranks) / rate
-    if status == "ok" and not (step_time_s and step_time_s > 0):
-        return None
-    memory = _number(row, "mem_gb")
-    return MeasuredRun(
-        config=config,
-        status=status,
-        step_time_s=step_time_s if status == "ok" else None,
-        memory_bytes=None if memory is None else int(memory * 2**30),
-        trial_cost_s=_number(row, "trial_cost_s"),
-    )
+def _readings(lines: Iterable[Line], remarks: Remarks) -> Iterator[Reading]:
+    for line in lines:
+        try:
+            yield reading_of(line, remarks)
+        except CellError as error:
+            remarks.add("left out", error)
 
 
-def _is_better(run: MeasuredRun, known: MeasuredRun) -> bool:
-    if run.step_time_s is None or known.step_time_s is None:
+def _first(values: Iterable[_Number | None]) -> _Number | None:
+    """The first that is known."""
+    return next((value for value in values if value is not None), None)
+
+
+def _joined(lines: Iterable[Line], column: str) -> str:
+    return "+".join(dict.fromkeys(filter(None, (line.text(column) for line in lines)))) or "unnamed"
+
+
+def _each_once(runs: Sequence[MeasuredRun]) -> tuple[MeasuredRun, ...]:
+    """The runs with the switches that tell them apart; of a config that stands there twice the faster."""
+    switches = _switches(runs)
+    best: dict[TrainConfig, MeasuredRun] = {}
+    for place, run in enumerate(runs):
+        config = replace(run.config, extra=tuple((name, values[place]) for name, values in switches.items()))
+        before = best.get(config)
+        if before is None or _is_better(run, before):
+            best[config] = replace(run, config=config)
+    return tuple(best.values())
+
+
+def _is_better(run: MeasuredRun, before: MeasuredRun) -> bool:
+    if run.step_time_s is None or before.step_time_s is None:
         return run.step_time_s is not None
-    return run.step_time_s < known.step_time_s
+    return run.step_time_s < before.step_time_s
 
 
-def _switches(rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """Names in `extra` whose values differ within the group."""
-    values: dict[str, set[ExtraValue | None]] = {}
-    extras = [_extra(row) for row in rows]
-    for name in {name for extra in extras for name in extra}:
-        values[name] = {extra.get(name) for extra in extras}
-    return sorted(name for name, seen in values.items() if len(seen) > 1 and name not in _NO_KNOBS)
+def _switches(runs: Sequence[MeasuredRun]) -> dict[str, list[ExtraValue]]:
+    """Of the pairs in `extra` those whose values differ, by name, with the value of each run; of several that always change together one.
+
+    What is another in every line of many, where the knobs tell all lines apart, is no switch, but the number of a run, or a result.
+    """
+    given = [dict(run.config.extra) for run in runs]
+    are_apart = _FEW < len({replace(run.config, extra=()) for run in runs}) == len(runs)
+    found: dict[tuple[int, ...], tuple[str, list[ExtraValue]]] = {}
+    for name in sorted({name for pairs in given for name in pairs} - set(_NO_KNOBS)):
+        values = [pairs.get(name, "") for pairs in given]
+        places = {value: place for place, value in enumerate(dict.fromkeys(values))}
+        if len(places) > 1 and not (are_apart and len(places) == len(runs)):
+            found.setdefault(tuple(places[value] for value in values), (name, _in_order(values)))
+    return dict(found.values())
 
 
-def _extra(row: Mapping[str, str]) -> dict[str, ExtraValue]:
-    pairs = (part.partition("=") for part in (row.get("extra") or "").split(";") if "=" in part)
-    return {name.strip(): value.strip() for name, _, value in pairs}
-
-
-def _whole(row: Mapping[str, str], column: str, default: int) -> int:
-    value = _number(row, column)
-    return default if value is None else int(value)
-
-
-def _number(row: Mapping[str, str], column: str) -> float | None:
+def _in_order(values: list[ExtraValue]) -> list[ExtraValue]:
+    """As numbers, if all are and more than two differ; one below 0 stands for something else, as a rule."""
+    if len(set(values)) <= 2:
+        return values
     try:
-        value = float(row.get(column) or "")
+        numbers = [float(value) for value in values]
     except ValueError:
-        return None
-    return value if math.isfinite(value) else None
+        return values
+    if not all(0 <= number < math.inf for number in numbers):
+        return values
+    return [*map(int, numbers)] if all(number.is_integer() for number in numbers) else [*numbers]
 
 
-def _shape(path: Path, model: str) -> Mapping[str, str]:
+def _shape(path: Path, model: str) -> Line | None:
     if not path.is_file():
-        return {}
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            return next((row for row in csv.DictReader(file) if (row.get("model") or "").lower() == model.lower()), {})
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"{path} must be a table of model shapes in CSV, and cannot be read: {error}") from error
+        return None
+    return next((line for line in read_lines(path) if line.text("model").lower() == model.lower()), None)

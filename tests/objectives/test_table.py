@@ -39,12 +39,13 @@ def test_ends_times_memory_and_costs_are_read(mixed: MeasuredTable) -> None:
 
 def test_the_problem_is_told(mixed: MeasuredTable) -> None:
     assert (mixed.model, mixed.n_parameters, mixed.gpu) == ("nobody-knows", 300_000_000, "V100+T4")
-    assert (mixed.n_ranks, mixed.n_nodes, mixed.seq_len, mixed.shape) == (4, 1, 512, {})
-    assert mixed.notes == ("1 line left out: no time, or ranks that do not divide",)
+    assert (mixed.n_ranks, mixed.n_nodes, mixed.seq_len, mixed.shape) == (4, 1, 512, None)
+    assert mixed.notes == ("1 line left out: line 8: num_gpus must be a multiple of dp x tp x pp = 3; got 4",)
 
 
 def test_the_shape_of_a_model_is_found_whatever_its_capitals(tmp_path: Path) -> None:
-    assert MeasuredTable.read(write_table(tmp_path), "known").shape["layers"] == "24"
+    shape = MeasuredTable.read(write_table(tmp_path), "known").shape
+    assert shape is not None and shape.whole("layers") == 24
 
 
 def test_of_a_config_that_stands_twice_the_faster_counts(tmp_path: Path) -> None:
@@ -85,11 +86,11 @@ def test_wrong_tables_and_groups_are_told_in_one_line(tmp_path: Path) -> None:
     failed = tmp_path / "failed"
     failed.mkdir()
     for file, group, words in (
-        (table, "mixt", "--group must be one of the 2 groups of {}; got 'mixt' (did you mean mixed?)"),
+        (table, "mixt", "--group must be one of the 2 groups of {}: mixed, known; got 'mixt' (did you mean mixed?)"),
         (table, None, "--group must be one of the 2 groups of {}: mixed, known"),
         (tmp_path / "none.csv", None, "--replay must be a table in CSV; {} cannot be read: [Errno 2]"),
         (tmp_path, None, "--replay must be a table in CSV; {} cannot be read: [Errno 21]"),
-        (binary, None, "--replay must be a table in CSV; {} cannot be read: 'utf-8'"),
+        (binary, None, "--replay must be a table in CSV; {} cannot be read: line 1 is not in UTF-8"),
         (
             lacking,
             None,
