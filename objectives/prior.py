@@ -8,7 +8,7 @@ from bo_tuner.cluster import Cluster
 from bo_tuner.errors import ConfigError
 from bo_tuner.hardware import REACHED, Reached, find_device, hardware_of
 from bo_tuner.models.choices import Problem
-from bo_tuner.models.shape import profile_of_shape
+from bo_tuner.models.shape import profile_of_shape, profile_of_size
 from bo_tuner.models.software import Software, framework_of
 from bo_tuner.objectives.lines import CellError, Line
 from bo_tuner.objectives.table import MeasuredTable
@@ -53,33 +53,35 @@ def problem_of(
     """What the models need to know of a table, and one line on what was supposed or is missing.
 
     Args:
-        table: With the shape of its model, as `models.csv` beside it tells.
+        table: With the shape of its model, as `models.csv` beside it tells, or its parameters at least.
         reached: What trainings get of data sheets' figures.
         software: What it was measured with; None for what is known of the data set.
 
     Returns:
-        None where the device or the shape of the model is not known: then there is nothing to expect.
+        None where the device, the size of the model or the length of its samples is not known: then there is nothing to expect.
     """
     cluster, note = cluster_of(table)
-    shape = table.shape
-    if shape is None:
-        return None, _and(note, f"no expectation: no models.csv beside the table has the shape of {table.model}")
     if find_device(table.gpu)[0] is None:
         return None, _and(note, "no expectation")
     if table.seq_len is None:
         return None, _and(note, "no expectation: seq_len is not told")
-    try:
-        profile = _profile(table.model, table.seq_len, shape)
-        gradient_bytes = shape.whole("grad_dtype_bytes")
-    except CellError as error:
-        return None, _and(note, f"no expectation: models.csv, {error}")
+    software = software or framework_of(table.data_set)
     try:
         hardware = hardware_of(cluster, cluster.usual_precision, reached)
+        if table.shape is not None:
+            profile = _profile(table.model, table.seq_len, table.shape)
+            gradient_bytes = table.shape.whole("grad_dtype_bytes")
+            software = replace(software, gradient_bytes=gradient_bytes or software.gradient_bytes)
+        elif table.n_parameters:
+            profile = profile_of_size(name=table.model, n_parameters=table.n_parameters, seq_len=table.seq_len)
+            blocks = sum(layer.is_block for layer in profile.layers)
+            note = _and(note, f"{_no_shape(table)}: by its parameters {blocks} layers of {profile.hidden} are expected")
+        else:
+            return None, _and(note, f"no expectation: {_no_shape(table)}, and params_b is not told")
+    except CellError as error:
+        return None, _and(note, f"no expectation: models.csv, {error}")
     except ConfigError as error:
         return None, _and(note, f"no expectation: {error}")
-    software = software or framework_of(table.data_set)
-    if gradient_bytes:
-        software = replace(software, gradient_bytes=gradient_bytes)
     problem = Problem(
         profile=profile,
         hardware=hardware,
@@ -87,6 +89,10 @@ def problem_of(
         n_ranks=cluster.n_ranks,
     )
     return problem, note
+
+
+def _no_shape(table: MeasuredTable) -> str:
+    return f"no models.csv beside the table has the shape of {table.model}"
 
 
 def _profile(name: str, seq_len: int, shape: Line) -> ModelProfile:

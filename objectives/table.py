@@ -145,12 +145,12 @@ def _table(path: Path, name: str, lines: Sequence[Line]) -> MeasuredTable:
         why = "".join(f"; {text}" for text in told)
         raise ConfigError(f"--group must be one with a complete run; {name} of {path} has none that can be used{why}")
     if len(best) < len(runs):
-        told.append(f"{count(len(runs) - len(best), 'line')} of a config that stands there before: the faster counts")
-    unread = [name for name in lines[0].cells if name not in _COLUMNS and len({line.text(name) for line in lines}) > 1]
-    if unread:
-        told.append(
-            f"{', '.join(unread)}: no column that is read, though its lines differ; a switch belongs into extra"
-        )
+        unread = [
+            cell for cell in lines[0].cells if cell not in _COLUMNS and len({line.text(cell) for line in lines}) > 1
+        ]
+        hint = f" (not read: {', '.join(unread)}; switches belong into extra)" if unread else ""
+        n_repeated = count(len(runs) - len(best), "line")
+        told.append(f"{n_repeated} of a config that stands there before: the faster counts{hint}")
     model = _joined(lines, "model")
     return MeasuredTable(
         path=path,

@@ -110,7 +110,9 @@ def test_mixed_devices_and_unknown_models_stop_no_replay_and_are_told_in_a_line(
     told = capsys.readouterr().err.splitlines()
     (line,) = [line for line in told if "slowest" in line]
     assert "every figure is that of the slowest of T4 and V100-32GB" in line
-    assert "no expectation: no models.csv beside the table has the shape of nobody-knows" in line
+    assert (
+        "no models.csv beside the table has the shape of nobody-knows: by its parameters 12 layers of 1536 are" in line
+    )
 
 
 def test_a_device_that_nobody_knows_stops_no_replay(

@@ -1,15 +1,46 @@
-"""`profile_of_shape`: the profile of a decoder from its shape alone, for tables of measurements that name no more."""
+"""`profile_of_shape`: the profile of a decoder from its shape alone, and `profile_of_size` from its parameters alone, for tables of
+measurements that name no more."""
 
 from __future__ import annotations
 
 from bo_tuner.profile import WIDE, LayerProfile, ModelProfile, Recomputed, Tie
 
-__all__ = ["profile_of_shape"]
+__all__ = ["profile_of_shape", "profile_of_size"]
 
 _INDEX_BYTES = 8
 """Of a token's number, kept by the embedding, and of its label, kept by the loss."""
 _SINGLE = 4
 """Bytes of fp32, which sums, norms without a kernel of their own, and losses are computed in."""
+_WIDTH_OF_LAYERS = 128
+"""Width for each layer, and of a head, in GPT-3 of 6.7 B and of 175 B parameters (Brown et al., arXiv 2005.14165, table 2.1)."""
+_VOCAB = 50_257
+"""Of GPT-3."""
+
+
+def profile_of_size(*, name: str, n_parameters: int, seq_len: int) -> ModelProfile:
+    """A profile as GPT-3's would be with so many parameters: how a config compares with others depends on the shape only weakly.
+
+    Blocks hold 12 x layers x width^2 parameters (Kaplan et al., arXiv 2001.08361, section 2.1).
+
+    Args:
+        name: For people.
+        n_parameters: Of the model.
+        seq_len: Tokens of a sample.
+    """
+    layers = max(round((n_parameters / (12 * _WIDTH_OF_LAYERS**2)) ** (1 / 3)), 1)
+    width = layers * _WIDTH_OF_LAYERS
+    return profile_of_shape(
+        name=name,
+        seq_len=seq_len,
+        layers=layers,
+        hidden=width,
+        heads=layers,
+        ffn=4 * width,
+        vocab=_VOCAB,
+        gated_mlp=False,
+        tied_embeddings=True,
+        causal=True,
+    )
 
 
 def profile_of_shape(

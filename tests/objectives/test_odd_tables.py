@@ -210,9 +210,13 @@ def test_the_number_of_a_run_is_no_switch(tmp_path: Path) -> None:
     assert all(run.config.extra for run in table_of(tmp_path, *lines[:4]).runs), "of a few lines it may be one"
 
 
-def test_a_column_that_nobody_reads_is_told_if_its_lines_differ(tmp_path: Path) -> None:
-    table = table_of(tmp_path, {"cp": 1, "host": "a"}, {"cp": 2, "host": "a", "mbs": 4, "gas": 4})
-    assert table.notes == ("cp: no column that is read, though its lines differ; a switch belongs into extra",)
+def test_a_column_that_nobody_reads_is_told_where_lines_differ_in_nothing_else(tmp_path: Path) -> None:
+    table = table_of(tmp_path, {"cp": 1, "host": "a"}, {"cp": 2, "host": "a"})
+    (note,) = table.notes
+    assert note == (
+        "1 line of a config that stands there before: the faster counts (not read: cp; switches belong into extra)"
+    )
+    assert table_of(tmp_path, {"cp": 1}, {"cp": 2, "mbs": 4, "gas": 4}).notes == ()
 
 
 # -- what to expect ----------------------------------------------------------------------------------------------------
@@ -223,6 +227,7 @@ def test_what_is_missing_for_an_expectation_is_told(tmp_path: Path) -> None:
         ({}, SHAPES, ""),
         ({"gpu": ""}, SHAPES, "no figures are known of 'unnamed': its memory is taken as 80 GiB; no expectation"),
         ({"seq_len": ""}, SHAPES, "no expectation: seq_len is not told"),
+        ({"model": "x", "params_b": ""}, SHAPES, "no expectation: no models.csv beside the table has the shape of x, and params_b is not told"),
         ({}, SHAPES.replace(",24,", ",two,"), "no expectation: models.csv, line 2: layers must be a whole number of at least 1; got two"),
         ({}, SHAPES.replace(",16,", ",0,"), "no expectation: models.csv, line 2: heads must be a whole number of at least 1; got 0"),
     ):  # fmt: skip
@@ -240,3 +245,11 @@ def test_where_the_table_tells_no_nodes_those_of_its_devices_are_taken(tmp_path:
 def test_a_model_of_four_bytes_an_element_is_expected_in_fp32(tmp_path: Path) -> None:
     cluster, _ = cluster_of(table_of(tmp_path, {}, shapes=SHAPES.replace(",2,4", ",4,4")))
     assert cluster.usual_precision == "fp32"
+
+
+def test_a_model_without_a_shape_is_expected_as_a_decoder_with_as_many_parameters(tmp_path: Path) -> None:
+    for billions, layers in ((6.7, 32), (175, 96), (1e-5, 1)):  # of GPT-3 the first two
+        problem, note = problem_of(table_of(tmp_path, {"model": "x", "params_b": billions}))
+        assert problem is not None
+        assert (problem.max_depth, problem.profile.hidden) == (layers + 2, 128 * layers)
+        assert note.endswith(f"the shape of x: by its parameters {layers} layers of {128 * layers} are expected")
