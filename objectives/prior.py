@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from bo_tuner.cluster import Cluster
 from bo_tuner.errors import ConfigError
-from bo_tuner.hardware import REACHED, Reached, find_device, hardware_of
+from bo_tuner.hardware import CATALOGUE, REACHED, Reached, find_device, hardware_of
 from bo_tuner.models.choices import Problem
 from bo_tuner.models.shape import profile_of_shape, profile_of_size
 from bo_tuner.models.software import Software, framework_of
@@ -16,21 +16,23 @@ from bo_tuner.profile import ModelProfile
 
 __all__ = ["cluster_of", "problem_of"]
 
-_UNKNOWN_MEMORY = 80 * 2**30
-"""Of a device that no data sheet is known of."""
+_STAND_IN = CATALOGUE["A100-80GB"]
+"""For a device that no data sheet is known of. Of its figures only the proportions matter to a search: with wrong ones it does better on
+measured tables than with none."""
 _SINGLE = "4"
 """Bytes of an fp32 element, as models.csv has it."""
 
 
 def cluster_of(table: MeasuredTable) -> tuple[Cluster, str]:
     """The devices that a table was measured on, and one line on what was supposed, empty when nothing was."""
-    sheet, note = find_device(table.gpu)
-    if sheet is None:
-        note = f"no figures are known of {table.gpu!r}: its memory is taken as {_UNKNOWN_MEMORY >> 30} GiB"
+    known, note = find_device(table.gpu)
+    if known is None:
+        note = f"no figures are known of {table.gpu!r}: those of {_STAND_IN.name} are taken, memory included"
+    sheet = known or _STAND_IN
     notes = [note]
     n_nodes = table.n_nodes
     if n_nodes is None:
-        n_nodes = -(-table.n_ranks // (sheet.node_size if sheet else table.n_ranks))
+        n_nodes = -(-table.n_ranks // sheet.node_size)
         notes.append(f"nodes are not told: {n_nodes} taken")
     if table.n_ranks % n_nodes:
         notes.append(f"{n_nodes} nodes do not divide {table.n_ranks} devices: taken as one")
@@ -40,9 +42,9 @@ def cluster_of(table: MeasuredTable) -> tuple[Cluster, str]:
         device="cuda",
         n_ranks=table.n_ranks,
         n_nodes=n_nodes,
-        device_name=sheet.name if sheet else table.gpu,
-        memory_bytes=sheet.memory_bytes if sheet else _UNKNOWN_MEMORY,
-        usual_precision="fp32" if is_single else "bf16" if sheet and "bf16" in sheet.peak_flops_per_s else "fp16",
+        device_name=known.name if known else table.gpu,
+        memory_bytes=sheet.memory_bytes,
+        usual_precision="fp32" if is_single else "bf16" if "bf16" in sheet.peak_flops_per_s else "fp16",
     )
     return cluster, "; ".join(filter(None, notes))
 
@@ -58,16 +60,15 @@ def problem_of(
         software: What it was measured with; None for what is known of the data set.
 
     Returns:
-        None where the device, the size of the model or the length of its samples is not known: then there is nothing to expect.
+        None where the size of the model or the length of its samples is not known: then there is nothing to expect.
     """
     cluster, note = cluster_of(table)
-    if find_device(table.gpu)[0] is None:
-        return None, _and(note, "no expectation")
+    rated = cluster if find_device(table.gpu)[0] else replace(cluster, device_name=_STAND_IN.name)
     if table.seq_len is None:
         return None, _and(note, "no expectation: seq_len is not told")
     software = software or framework_of(table.data_set)
     try:
-        hardware = hardware_of(cluster, cluster.usual_precision, reached)
+        hardware = hardware_of(rated, cluster.usual_precision, reached)
         if table.shape is not None:
             profile = _profile(table.model, table.seq_len, table.shape)
             gradient_bytes = table.shape.whole("grad_dtype_bytes")

@@ -225,7 +225,6 @@ def test_a_column_that_nobody_reads_is_told_where_lines_differ_in_nothing_else(t
 def test_what_is_missing_for_an_expectation_is_told(tmp_path: Path) -> None:
     for change, shapes, words in (
         ({}, SHAPES, ""),
-        ({"gpu": ""}, SHAPES, "no figures are known of 'unnamed': its memory is taken as 80 GiB; no expectation"),
         ({"seq_len": ""}, SHAPES, "no expectation: seq_len is not told"),
         ({"model": "x", "params_b": ""}, SHAPES, "no expectation: no models.csv beside the table has the shape of x, and params_b is not told"),
         ({}, SHAPES.replace(",24,", ",two,"), "no expectation: models.csv, line 2: layers must be a whole number of at least 1; got two"),
@@ -236,7 +235,7 @@ def test_what_is_missing_for_an_expectation_is_told(tmp_path: Path) -> None:
 
 
 def test_where_the_table_tells_no_nodes_those_of_its_devices_are_taken(tmp_path: Path) -> None:
-    for gpu, n_nodes in (("H100", 2), ("T4", 4), ("Abacus", 1)):
+    for gpu, n_nodes in (("H100", 2), ("T4", 4), ("Abacus", 2)):
         cluster, note = cluster_of(table_of(tmp_path, {"gpu": gpu, "nodes": ""}))
         assert cluster.n_nodes == n_nodes
         assert note.endswith(f"nodes are not told: {n_nodes} taken")
@@ -253,3 +252,13 @@ def test_a_model_without_a_shape_is_expected_as_a_decoder_with_as_many_parameter
         assert problem is not None
         assert (problem.max_depth, problem.profile.hidden) == (layers + 2, 128 * layers)
         assert note.endswith(f"the shape of x: by its parameters {layers} layers of {128 * layers} are expected")
+
+
+def test_a_device_that_nobody_knows_is_expected_to_be_like_another_and_called_by_its_name(tmp_path: Path) -> None:
+    for gpu, name in (("", "unnamed"), ("Abacus", "Abacus"), ("V100+Abacus", "V100+Abacus")):
+        table = table_of(tmp_path, {"gpu": gpu})
+        problem, note = problem_of(table)
+        assert problem is not None
+        assert (problem.hardware.name, cluster_of(table)[0].device_name) == ("A100-80GB", name)
+        assert note == f"no figures are known of {name!r}: those of A100-80GB are taken, memory included"
+    assert cluster_of(table_of(tmp_path, {"gpu": "A100"}))[0].device_name == "A100-80GB"
