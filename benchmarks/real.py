@@ -5,7 +5,7 @@
     python -m benchmarks.real [--json]            tells how near the best they came
 
 The first two add to tables in `benchmarks/measured/here`, and go on where they stopped; nothing else may run on the machine. A study
-calibrates the machine and chooses six real trials as `bo-tuner tune` would. The measured configs only judge its choice.
+calibrates the machine, chooses six real trials and confirms its best, as `bo-tuner tune` does. The measured configs only judge its choice.
 """
 
 from __future__ import annotations
@@ -23,19 +23,22 @@ from pathlib import Path
 
 from benchmarks.tables import MEASURED
 from benchmarks.trials import Trials, trials_of
+from bo_tuner.budget import Budget
 from bo_tuner.cluster import Cluster
 from bo_tuner.config import TrainConfig
+from bo_tuner.engine import Engine
 from bo_tuner.models.choices import Problem
 from bo_tuner.models.software import DEEPSPEED
-from bo_tuner.objectives import ignore_events
 from bo_tuner.objectives.calibration import calibrate
 from bo_tuner.objectives.table import MeasuredTable, group_sizes
 from bo_tuner.objectives.training import DeepSpeedBackEnd
 from bo_tuner.open_candidates import OpenCandidates
 from bo_tuner.opening.training import LONGEST_STEP_S
 from bo_tuner.outcome import TrialResult
+from bo_tuner.report import SilentProgress
 from bo_tuner.samplers import make_sampler
 from bo_tuner.space import BatchRule, SearchSpace
+from bo_tuner.storage import Location, Manifest, StudyStore
 from bo_tuner.trial import TrialRecord, best_of
 
 MODEL = "bert-tiny"
@@ -61,14 +64,20 @@ def space(cluster: Cluster) -> SearchSpace:
 
 
 def rates(path: Path) -> dict[str, float]:
-    """Samples/s of every config by its name: the median of its passes."""
-    passes = [MeasuredTable.read(path, group) for group in group_sizes(path)]
-    found: dict[str, list[float]] = {}
-    for table in passes:
-        for run in table.runs:
-            if run.step_time_s:
-                found.setdefault(run.config.name, []).append(run.config.global_batch(table.n_ranks) / run.step_time_s)
-    return {name: statistics.median(of_passes) for name, of_passes in found.items()}
+    """Samples/s of every config by its name: the geometric mean of its passes, each over the median of all configs of its pass, since the
+    machine is not always as fast; times the mean of those medians."""
+    logs: dict[str, list[float]] = {}
+    levels: list[float] = []
+    for table in (MeasuredTable.read(path, group) for group in group_sizes(path)):
+        found = {
+            run.config.name: math.log(run.config.global_batch(table.n_ranks) / run.step_time_s)
+            for run in table.runs
+            if run.step_time_s
+        }
+        levels.append(statistics.median(found.values()))
+        for name, log_rate in found.items():
+            logs.setdefault(name, []).append(log_rate - levels[-1])
+    return {name: math.exp(statistics.fmean(levels) + statistics.fmean(offs)) for name, offs in logs.items()}
 
 
 def measure(trials: Trials, path: Path, *, n_pass: int) -> None:
@@ -136,18 +145,26 @@ class Study:
     trials: tuple[str, ...]
     """Names of the configs that ran."""
     best: tuple[str, ...]
-    """What the study held for the best after each of them, by its own measurements; blank while nothing had completed."""
+    """What the study held for the best after each of them; blank while nothing had completed."""
+    confirmed: tuple[str, ...]
+    """Names of those that ran again at its end, longer."""
+    winner: str
+    """What it held for the best after that."""
 
     def qualities(self, of: Mapping[str, float]) -> tuple[float, ...]:
         """By the rates `of` configs, what it held for the best over the best of all, after each trial."""
         return tuple(of.get(name, 0.0) / max(of.values()) for name in self.best)
+
+    def quality(self, of: Mapping[str, float]) -> float:
+        """The same of its winner."""
+        return of.get(self.winner, 0.0) / max(of.values())
 
     def has_run_near(self, of: Mapping[str, float]) -> bool:
         """One near the best of all was among its trials, whether or not it measured that."""
         return any(of.get(name, 0.0) >= NEAR * max(of.values()) for name in self.trials)
 
     def reached_after(self, of: Mapping[str, float]) -> int | None:
-        """Trials from which on it held one near the best of all for the best; None where it did not at its end."""
+        """Trials from which on it held one near the best of all for the best; None where it did not at its last trial."""
         far = [number for number, quality in enumerate(self.qualities(of), 1) if quality < NEAR]
         first = far[-1] + 1 if far else 1
         return first if first <= len(self.best) else None
@@ -159,14 +176,22 @@ def read_studies(path: Path) -> list[Study]:
     with path.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             rows.setdefault(int(row["study"]), []).append(row)
-    return [
-        Study(seed=seed, trials=tuple(row["config"] for row in told), best=tuple(row["best"] for row in told))
-        for seed, told in rows.items()
-    ]
+    return [_study(seed, told) for seed, told in rows.items()]
 
 
-def study(trials: Trials, *, seed: int) -> Study:
-    """As `tune` goes about it: what model and machine promise first, then what has run."""
+def _study(seed: int, rows: Sequence[Mapping[str, str]]) -> Study:
+    trials = [row for row in rows if row["run"] == "trial"]
+    return Study(
+        seed=seed,
+        trials=tuple(row["config"] for row in trials),
+        best=tuple(row["best"] for row in trials),
+        confirmed=tuple(row["config"] for row in rows if row["run"] == "confirm"),
+        winner=rows[-1]["best"],
+    )
+
+
+def study(trials: Trials, *, seed: int) -> list[dict[str, object]]:
+    """A row for every run of a study of real trials, that goes on as `tune` does: what model and machine promise first, then what has run."""
     facts = trials.facts
     if facts.profile is None:
         sys.exit(f"{MODEL} must have a profile: {facts.unprofiled_because}")
@@ -187,16 +212,44 @@ def study(trials: Trials, *, seed: int) -> Study:
         longest_step_s=LONGEST_STEP_S,
     )
     sampler = make_sampler("bo", candidates, seed=seed, problem=problem)
-    records: list[TrialRecord] = []
-    best: list[str] = []
-    while len(records) < N_TRIALS:
-        top, config = best_of(records), sampler.next_config(records)
-        limits = replace(trials.limits, incumbent_samples_per_s=top.samples_per_s if top else None)
-        result = trials.objective(config, limits=limits, on_event=ignore_events)
-        records.append(TrialRecord(number=len(records), config=config, result=result))
-        top = best_of(records)
-        best.append(top.config.name if top else "")
-    return Study(seed=seed, trials=tuple(record.config.name for record in records), best=tuple(best))
+    store = StudyStore(Location(folder=trials.folder), f"study-{seed}")
+    store.create(Manifest(workload=trials.workload, cluster=trials.cluster, space=listed, seed=seed))
+    with store.drive(n_ranks=trials.cluster.n_ranks):
+        Engine(
+            store=store,
+            sampler=sampler,
+            candidates=candidates,
+            objective=trials.objective,
+            budget=Budget(trials=N_TRIALS),
+            limits=trials.limits,
+            n_ranks=trials.cluster.n_ranks,
+            progress=SilentProgress(),
+        ).run()
+    records = store.records()
+    before = [replace(record, confirmation=None) for record in records]
+    told = [
+        _told(seed, "trial", record, record.result, sampler.best(before[: number + 1]))
+        for number, record in enumerate(records)
+    ]
+    again = [record for record in records if record.confirmation is not None]
+    return told + [_told(seed, "confirm", record, record.confirmation, best_of(records)) for record in again]
+
+
+def _told(
+    seed: int, run: str, record: TrialRecord, result: TrialResult | None, best: TrialRecord | None
+) -> dict[str, object]:
+    """What a run showed, and what the study held for the best after it."""
+    measured = result.measurement if result else None
+    low, high = measured.samples_per_s_interval if measured else (math.nan, math.nan)
+    return {
+        "study": seed,
+        "run": run,
+        "config": record.config.name,
+        "samples_per_s": f"{measured.samples_per_s:.3f}" if measured else "",
+        "samples_per_s_low": f"{low:.3f}",
+        "samples_per_s_high": f"{high:.3f}",
+        "best": best.config.name if best else "",
+    }
 
 
 def by_chance(of: Mapping[str, float]) -> tuple[int, float]:
@@ -222,32 +275,37 @@ def main(argv: Sequence[str] | None = None) -> None:
             measure(trials, runs, n_pass=n_pass)
         known = {one.seed for one in read_studies(studies)} if studies.is_file() else set[int]()
         for seed in sorted(set(range(options.study)) - known):
-            one = study(trials, seed=seed)
-            steps = enumerate(zip(one.trials, one.best, strict=True), 1)
-            _append(
-                studies,
-                [{"study": seed, "trial": number, "config": name, "best": best} for number, (name, best) in steps],
-            )
-            print(f"study {seed}: {', '.join(one.trials)}; best {one.best[-1]}", file=sys.stderr, flush=True)
+            rows = study(trials, seed=seed)
+            _append(studies, rows)
+            runs_of_it = ", ".join(f"{row['run']} {row['config']} {row['samples_per_s']}" for row in rows)
+            print(f"study {seed}: {runs_of_it}; best {rows[-1]['best']}", file=sys.stderr, flush=True)
 
 
 def _tell(of: Mapping[str, float], studies: Iterable[Study], *, as_json: bool) -> None:
     judged = [(one, one.qualities(of), one.reached_after(of)) for one in studies]
     n_near, chance = by_chance(of)
     if as_json:
-        rows = [{**asdict(one), "qualities": shares, "reached_after": after} for one, shares, after in judged]
+        rows = [
+            {**asdict(one), "qualities": shares, "reached_after": after, "quality": one.quality(of)}
+            for one, shares, after in judged
+        ]
         json.dump({"n_near": n_near, "chance": chance, "studies": rows}, sys.stdout, indent=1)
         print()
         return
-    print("| study | within 5 % of the best from trial | its best after 1, 2, ... trials, of the best of all |")
-    print("| --- | --- | --- |")
-    for one, shares, after in judged:
-        print(f"| {one.seed} | {after or 'never'} | {' '.join(f'{share:.2f}' for share in shares)} |")
-    print()
     print(
-        f"{sum(after is not None for *_, after in judged)} of {len(judged)} studies hold one within 5 % of the best of all for the best after "
-        f"{N_TRIALS} trials (aim: 9 of 10); {sum(one.has_run_near(of) for one, *_ in judged)} have run one. {n_near} of {len(of)} configs are; "
-        f"with random trials {chance:.2f} of studies would run one."
+        "| study | within 5 % from trial | its best after 1, 2, ... trials, of the best of all | confirmed, more runs |"
+    )
+    print("| --- | --- | --- | --- |")
+    for one, shares, after in judged:
+        told = " ".join(f"{share:.2f}" for share in shares)
+        print(f"| {one.seed} | {after or 'never'} | {told} | {one.quality(of):.2f}, {len(one.confirmed)} |")
+    print()
+    n_reached = sum(after is not None for *_, after in judged)
+    n_won = sum(one.quality(of) >= NEAR for one, *_ in judged)
+    print(
+        f"Within 5 % of the best of all are {n_near} of {len(of)} configs. {n_reached} of {len(judged)} studies hold one of them for the best "
+        f"after {N_TRIALS} trials (aim: 9 of 10), {n_won} once it is confirmed; {sum(one.has_run_near(of) for one, *_ in judged)} have run one. "
+        f"With random trials {chance:.2f} of studies would."
     )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,26 +51,48 @@ def test_the_studies_ran_configs_of_the_space_each_once(configs: tuple[TrainConf
         assert len(set(study.trials)) == len(study.trials) == len(study.best) == N_TRIALS
         assert set(study.trials) <= names
         assert all(best in study.trials[: number + 1] for number, best in enumerate(study.best))
+        assert 1 <= len(study.confirmed) <= 3
+        assert {*study.confirmed, study.winner} <= {*study.trials}
 
 
-def test_a_configs_rate_is_the_median_of_its_passes(tmp_path: Path) -> None:
+def test_studies_are_read_as_they_were_told(tmp_path: Path) -> None:
+    path = tmp_path / "studies.csv"
+    rows = ["3,trial,a,1.0,0.9,1.1,a", "3,trial,b,1.2,1.1,1.3,a", "3,confirm,b,1.1,1.0,1.2,b", "5,trial,c,,nan,nan,"]
+    path.write_text("\n".join(["study,run,config,samples_per_s,samples_per_s_low,samples_per_s_high,best", *rows]))
+    assert read_studies(path) == [
+        Study(seed=3, trials=("a", "b"), best=("a", "a"), confirmed=("b",), winner="b"),
+        Study(seed=5, trials=("c",), best=("",), confirmed=(), winner=""),
+    ]
+
+
+def test_a_configs_rate_is_the_mean_of_its_passes_without_what_those_differ_by(tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
+    step_times_s = ((0.2, 0.4, 0.5), (0.1, 0.2, 0.25), (0.8, 0.4, 1.0))
     lines = [
         f"pass-{number},toy,cpu,2,{size},1,ok,{step_s}"
-        for number, size, step_s in ((1, 1, 0.2), (1, 2, 0.5), (2, 1, 0.1), (2, 2, 0.4), (3, 1, 0.4))
+        for number, times in enumerate(step_times_s)
+        for size, step_s in enumerate(times, 1)
     ]
     path.write_text("\n".join([HEADER, *lines]), encoding="utf-8")
-    assert rates(path) == pytest.approx({"z0_gas1_mbs1": 10.0, "z0_gas1_mbs2": 9.0})
+    level = (10 * 20 * 6) ** (1 / 3)
+    relative = {1: (1, 1, 2.5 / 6), 2: (1, 1, 10 / 6), 3: (1.2, 1.2, 1)}
+    expected = {f"z0_gas1_mbs{size}": level * math.prod(shares) ** (1 / 3) for size, shares in relative.items()}
+    assert rates(path) == pytest.approx(expected)
+
+
+def of(trials: str, best: str, *, winner: str = "a") -> Study:
+    return Study(seed=0, trials=tuple(trials), best=tuple(best), confirmed=(winner,), winner=winner)
 
 
 def test_a_study_is_judged_by_the_tables_rate_of_what_it_held_for_the_best() -> None:
-    study = Study(seed=0, trials=("c", "a", "b"), best=("", "a", "b"))
+    study = replace(of("cab", "cab", winner="c"), best=("", "a", "b"))
     assert study.qualities(RATES) == pytest.approx((0.0, 0.5, 0.95))
+    assert study.quality(RATES) == pytest.approx(0.945)
 
 
 def test_to_have_run_one_near_the_best_it_need_not_be_held_for_the_best() -> None:
-    assert Study(seed=0, trials=("a", "b"), best=("a", "a")).has_run_near(RATES)
-    assert not Study(seed=0, trials=("a", "c"), best=("a", "c")).has_run_near(RATES)
+    assert of("ab", "aa").has_run_near(RATES)
+    assert not of("ac", "ac").has_run_near(RATES)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +100,7 @@ def test_to_have_run_one_near_the_best_it_need_not_be_held_for_the_best() -> Non
     [("ab", 2), ("bb", 1), ("aa", None), ("ba", None), ("bad", 3), ("c", None)],
 )
 def test_the_best_is_reached_only_by_a_study_that_stays_near_it(best: str, after: int | None) -> None:
-    assert Study(seed=0, trials=tuple(best), best=tuple(best)).reached_after(RATES) == after
+    assert of(best, best).reached_after(RATES) == after
 
 
 def test_chance_counts_configs_near_the_best() -> None:
