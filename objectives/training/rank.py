@@ -32,7 +32,6 @@ PRELOAD = (
     "deepspeed.ops.adam",
     "deepspeed.runtime.pipe.engine",
     "deepspeed.pipe",
-    "deepspeed.module_inject.auto_ep_layer",
     "transformers",
     "transformers.modeling_utils",
     "transformers.generation.utils",
