@@ -24,7 +24,7 @@ from bo_tuner import tune
 
 print("imported", flush=True)
 result = tune(
-    "bert-tiny", budget="2 trials", seq_len=16, device="cpu", ranks=2, max_global_batch=8, study="script"
+    "bert-tiny", budget="2 trials", seq_len=16, device="cpu", ranks=2, max_global_batch=8, study="script", confirm=False
 )
 assert isinstance(result.study, optuna.Study)
 best = result.best

@@ -58,11 +58,18 @@ def told(tuned: CompletedProcess[str]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def fastest_first(told: dict[str, Any]) -> list[dict[str, Any]]:
-    """The complete trials by samples/s."""
+def best_first(told: dict[str, Any]) -> list[dict[str, Any]]:
+    """The complete trials by samples/s; before the best of the confirmed only those that are ahead by more than their interval."""
     complete = [trial for trial in told["trials"] if trial["outcome"] == "complete"]
     assert len(complete) >= 2
-    return sorted(complete, key=lambda trial: -trial["standing_samples_per_s"])
+    held = max(trial["standing_samples_per_s"] for trial in complete if trial["confirmation"])
+
+    def place(trial: dict[str, Any]) -> tuple[float, bool]:
+        rate = trial["standing_samples_per_s"]
+        is_shown = trial["confirmation"] is not None or trial["samples_per_s_interval"][0] > held
+        return (-rate if is_shown else -min(rate, held), not is_shown)
+
+    return sorted(complete, key=place)
 
 
 def shown(run: Run, folder: Path) -> dict[str, Any]:
@@ -101,14 +108,16 @@ def test_a_complete_trial_has_numbers_that_agree(told: dict[str, Any]) -> None:
             assert trial["samples_per_s"] == pytest.approx(global_batch / trial["step_time_s"])
             assert trial["peak_memory_bytes"] > 2**20
             assert trial["wall_s"] > 0
-            assert trial["reason"] == ""
+            assert trial["reason"] in ("", "step times had not settled at the last step"), "the machine may be busy"
         else:
             assert trial["samples_per_s"] is None
             assert trial["reason"]
 
 
-def test_best_is_the_fastest_of_the_trials(told: dict[str, Any], fastest_first: list[dict[str, Any]]) -> None:
-    assert told["best"] == fastest_first[0]
+def test_best_is_the_fastest_that_is_confirmed_or_ahead_by_more_than_its_interval(
+    told: dict[str, Any], best_first: list[dict[str, Any]]
+) -> None:
+    assert told["best"] == best_first[0]
 
 
 def test_the_best_was_run_again(told: dict[str, Any]) -> None:
@@ -188,7 +197,7 @@ def test_show_json_prints_what_tune_json_printed(run: Run, told: dict[str, Any],
 
 
 def test_show_has_a_row_per_trial_and_the_summary(
-    run: Run, told: dict[str, Any], fastest_first: list[dict[str, Any]], study_folder: Path
+    run: Run, told: dict[str, Any], best_first: list[dict[str, Any]], study_folder: Path
 ) -> None:
     ended = run("show", "shared", cwd=study_folder)
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -196,7 +205,7 @@ def test_show_has_a_row_per_trial_and_the_summary(
         assert re.search(
             rf"^{trial['number']}( \*)? +{trial['name']} +\d+ +{trial['outcome']}", ended.stdout, re.MULTILINE
         )
-    best = fastest_first[0]
+    best = best_first[0]
     assert re.search(rf"^{best['number']} \* ", ended.stdout, re.MULTILINE)
     assert re.search(rf"^all +3 +[\d.]+ +{best['name']}$", ended.stdout, re.MULTILINE)
     assert f"best: {best['name']}" in ended.stdout
@@ -204,25 +213,23 @@ def test_show_has_a_row_per_trial_and_the_summary(
 
 
 def test_export_prints_the_deepspeed_config_of_the_best(
-    run: Run, fastest_first: list[dict[str, Any]], study_folder: Path
+    run: Run, best_first: list[dict[str, Any]], study_folder: Path
 ) -> None:
     ended = run("export", "shared", cwd=study_folder)
     assert ended.returncode == 0
     confirmed = r"confirmed at [\d.]+/s|not confirmed: slower in a longer run, at [\d.]+/s"
-    said = rf"{fastest_first[0]['name']}: [\d.]+/s \+-[\d.]+ %, \d+ MiB, (?:{confirmed}); peak \d+ MiB of .+ left\n"
+    said = rf"{best_first[0]['name']}: [\d.]+/s \+-[\d.]+ %, \d+ MiB, (?:{confirmed}); peak \d+ MiB of .+ left\n"
     assert re.fullmatch(said, ended.stderr)
-    config, params = json.loads(ended.stdout), fastest_first[0]["params"]
+    config, params = json.loads(ended.stdout), best_first[0]["params"]
     assert config["train_micro_batch_size_per_gpu"] == params["micro_batch_size"]
     assert config["gradient_accumulation_steps"] == params["grad_accum_steps"]
     assert config["train_batch_size"] == params["micro_batch_size"] * params["grad_accum_steps"] * 2
     assert config["zero_optimization"]["stage"] == params["zero_stage"]
 
 
-def test_export_rank_2_prints_the_second_best(
-    run: Run, fastest_first: list[dict[str, Any]], study_folder: Path
-) -> None:
+def test_export_rank_2_prints_the_second_best(run: Run, best_first: list[dict[str, Any]], study_folder: Path) -> None:
     config = json.loads(run("export", "shared", "--rank", "2", cwd=study_folder).stdout)
-    params = fastest_first[1]["params"]
+    params = best_first[1]["params"]
     assert config["train_micro_batch_size_per_gpu"] == params["micro_batch_size"]
     assert config["gradient_accumulation_steps"] == params["grad_accum_steps"]
     assert config["zero_optimization"]["stage"] == params["zero_stage"]
@@ -230,12 +237,12 @@ def test_export_rank_2_prints_the_second_best(
 
 @pytest.mark.parametrize("rank", ["0", "99"])
 def test_export_of_a_rank_that_is_not_there_says_how_many_there_are(
-    run: Run, fastest_first: list[dict[str, Any]], study_folder: Path, rank: str
+    run: Run, best_first: list[dict[str, Any]], study_folder: Path, rank: str
 ) -> None:
     ended = run("export", "shared", "--rank", rank, cwd=study_folder)
     assert ended.returncode == 2
     assert ended.stdout == ""
-    expected = f"error: --rank must be from 1 to the {len(fastest_first)} complete trials; got {rank}\n"
+    expected = f"error: --rank must be from 1 to the {len(best_first)} complete trials; got {rank}\n"
     assert ended.stderr == expected
 
 
@@ -263,19 +270,19 @@ def test_export_out_writes_what_export_prints(run: Run, tuned: CompletedProcess[
 
 
 def test_list_names_the_study_its_trials_and_its_best(
-    run: Run, fastest_first: list[dict[str, Any]], study_folder: Path
+    run: Run, best_first: list[dict[str, Any]], study_folder: Path
 ) -> None:
     ended = run("list", cwd=study_folder)
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert re.fullmatch(rf"shared +3 trials +best [\d.]+/s {fastest_first[0]['name']}\n", ended.stdout)
+    assert re.fullmatch(rf"shared +3 trials +best [\d.]+/s {best_first[0]['name']}\n", ended.stdout)
 
 
 def test_list_json_gives_the_best_of_every_study(
-    run: Run, fastest_first: list[dict[str, Any]], study_folder: Path
+    run: Run, best_first: list[dict[str, Any]], study_folder: Path
 ) -> None:
     answer = json.loads(run("list", "--json", cwd=study_folder).stdout)
     assert answer["storage"] == f"sqlite:///{study_folder.resolve()}/bo_tuner_studies/studies.db"
-    best = fastest_first[0]
+    best = best_first[0]
     expected = {"study": "shared", "origin": "training", "trials": 3, "best_name": best["name"]}
     expected |= {"objective": "throughput", "value": best["standing_samples_per_s"]}
     expected["samples_per_s"] = best["standing_samples_per_s"]
