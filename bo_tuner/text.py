@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["count", "did_you_mean", "duration", "fraction_in", "gib", "millions", "rate", "seconds"]
+__all__ = ["count", "did_you_mean", "duration", "fraction_in", "gib", "large", "rate", "seconds"]
 
 
 def count(number: int, noun: str) -> str:
@@ -29,8 +29,10 @@ def gib(n_bytes: int) -> str:
     return f"{n_bytes / 2**30:.2f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:.0f} MiB"
 
 
-def millions(number: int) -> str:
-    """ "109.5 M", or the number as it is below a tenth of a million."""
+def large(number: int) -> str:
+    """ "2.25 B", "109.5 M", or the number as it is below a tenth of a million."""
+    if number >= 1_000_000_000:
+        return f"{number / 1e9:.4g} B"
     return f"{number / 1e6:.1f} M" if number >= 100_000 else str(number)
 
 

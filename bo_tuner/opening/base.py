@@ -15,7 +15,7 @@ from bo_tuner.goal import THROUGHPUT
 from bo_tuner.models.choices import Problem
 from bo_tuner.objectives import Objective
 from bo_tuner.storage import Manifest, StudyStore
-from bo_tuner.text import count, gib, millions
+from bo_tuner.text import count, gib, large
 from bo_tuner.workload import UNKNOWN_LENGTH, Workload
 
 __all__ = ["StudyOpening", "check_depth", "introduction", "open_as_wanted", "own_versions"]
@@ -116,9 +116,9 @@ def introduction(
 ) -> str:
     """What is about to be done, in a few lines; first of all that it is not real, where it is not."""
     workload, space, structure = manifest.workload, manifest.space, manifest.workload.structure
-    size = f"{millions(workload.n_parameters)} parameters" if workload.n_parameters else "size unknown"
+    size = f"{large(workload.n_parameters)} parameters" if workload.n_parameters else "size unknown"
     if structure.n_trainable is not None:
-        size += f", {millions(structure.n_trainable)} of them trained"
+        size += f", {large(structure.n_trainable)} of them trained"
     length = "" if workload.seq_len == UNKNOWN_LENGTH else f", sequence length {workload.seq_len}"
     is_bounded = space.batch_rule.kind != "fixed" and longest_step_s < math.inf
     aside = f" (set aside: those whose step would take over {longest_step_s:g} s)" if is_bounded else ""

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from bo_tuner.models.planner import Family, Plan, Planned
 from bo_tuner.report.summary import aligned
-from bo_tuner.text import count, gib, millions, rate, seconds
+from bo_tuner.text import count, gib, large, rate, seconds
 
 __all__ = ["fallen_lines", "parts_text", "plan_question", "plan_text"]
 
@@ -60,7 +60,7 @@ def plan_question(plan: Plan) -> tuple[str, str, str]:
     nodes = f"{problem.n_nodes} nodes x " if problem.n_nodes > 1 else ""
     return (
         (
-            f"{profile.name}: {millions(profile.n_parameters)} parameters, {profile.seq_len} tokens a sample, "
+            f"{profile.name}: {large(profile.n_parameters)} parameters, {profile.seq_len} tokens a sample, "
             f"{8 * profile.element_bytes} bits an element"
         ),
         (

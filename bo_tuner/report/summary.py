@@ -170,7 +170,10 @@ def summary_text(
     lines += _median_trial(records)
     best = best_of(records)
     if best is not None:
-        lines.append(f"best: {best.config.name}, {ending(best.result, goal)} a rank, {confirmation_text(best, origin)}")
+        per_rank = " a rank" if best.result and best.result.peak_memory_bytes else ""
+        lines.append(
+            f"best: {best.config.name}, {ending(best.result, goal)}{per_rank}, {confirmation_text(best, origin)}"
+        )
         lines.append(margin_text(best, limit_bytes))
     elif without_value(records):
         lines.append(f"no best: {without_value(records)}")

@@ -153,6 +153,14 @@ def test_the_summary_ends_with_the_best(records: list[TrialRecord]) -> None:
     ]
 
 
+def test_where_no_memory_is_known_the_best_has_only_its_rate() -> None:
+    alone = complete(0, config(0, 2), step_s=0.5, peak_bytes=0)
+    assert summarized([alone]).splitlines()[-2:] == [
+        "best: z0_gas1_mbs2, 8/s +-0 %, not confirmed by a longer run",
+        "peak memory or its limit is not known",
+    ]
+
+
 def test_the_summary_without_a_complete_trial_names_no_best(records: list[TrialRecord]) -> None:
     text = summarized(records[3:5])
     assert "best:" not in text
