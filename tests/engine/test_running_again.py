@@ -99,7 +99,7 @@ def test_where_trials_are_noisy_another_must_be_ahead_by_more_than_its_interval_
     assert objective.calls[3:] == ["z0_gas1_mbs3"]
     records = {record.config.name: record for record in bench.records}
     ahead, best = records["z0_gas1_mbs2"], best_of(bench.records)
-    assert best == records["z0_gas1_mbs3"] and best.is_confirmed
+    assert best is not None and best == records["z0_gas1_mbs3"] and best.is_confirmed
     assert (ahead.samples_per_s or 0.0) > (best.standing_samples_per_s or 0.0)
 
 
