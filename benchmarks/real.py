@@ -70,9 +70,7 @@ def rates(path: Path) -> dict[str, float]:
     levels: list[float] = []
     for table in (MeasuredTable.read(path, group) for group in group_sizes(path)):
         found = {
-            run.config.name: math.log(run.config.global_batch(table.n_ranks) / run.step_time_s)
-            for run in table.runs
-            if run.step_time_s
+            run.config.name: math.log(rate) for run in table.runs if (rate := table.samples_per_s(run)) is not None
         }
         levels.append(statistics.median(found.values()))
         for name, log_rate in found.items():

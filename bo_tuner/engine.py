@@ -249,7 +249,9 @@ class Engine:
         Returns:
             Something ran.
         """
-        for number in range(_MOST_CONFIRMATIONS if self._confirms else 0):
+        if not self._confirms:
+            return False
+        for number in range(_MOST_CONFIRMATIONS):
             records = self._store.records()
             best = self._best_unconfirmed(records)
             left_s = self._budget.seconds_left(self._store.spent(records))
@@ -268,7 +270,7 @@ class Engine:
             if _deserves_another_try(result, ()):
                 result = _that_counts(self._run_again(best, "confirm", limits), [result])
             self._tell_again(self._store.confirm(best, result), "confirm")
-        return self._confirms
+        return True
 
     def _best_unconfirmed(self, records: Sequence[TrialRecord]) -> TrialRecord | None:
         """The one that should be the best, noise left out, or that is the best as measured; None where both have been confirmed."""

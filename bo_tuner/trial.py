@@ -218,9 +218,9 @@ def ranked(records: Iterable[TrialRecord]) -> list[TrialRecord]:
 
     def place(pair: tuple[float, TrialRecord]) -> tuple[float, bool, float, float, int]:
         score, record = pair
-        is_shown = record.confirmation is not None or score * record.least_share > held
-        counts = score if is_shown else min(score, held)
-        return (-counts, not is_shown, -score, record.peak_memory_bytes or math.inf, record.number)
+        stands_back = record.confirmation is None and score >= held >= score * record.least_share
+        counts = held if stands_back else score
+        return (-counts, stands_back, -score, record.peak_memory_bytes or math.inf, record.number)
 
     return [record for _, record in sorted(scored, key=place)]
 

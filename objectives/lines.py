@@ -20,6 +20,7 @@ __all__ = ["CellError", "Line", "Remarks", "read_lines"]
 _Value = TypeVar("_Value")
 _SEPARATORS = ",;\t|"
 _WHOLE = "a whole number of at least 1"
+_OFF = ("", "0", "no", "off", "none", "false")
 _BLANK = ("", "nan", "na", "n/a", "none", "null", "-")
 """What stands in the place of a number that is not known."""
 
@@ -29,8 +30,6 @@ class CellError(ConfigError):
 
     def __init__(self, message: str, *, line: int, column: str) -> None:
         super().__init__(f"line {line}: {message}")
-        self.line = line
-        """Of the file; 1 is the header."""
         self.column = column
 
 
@@ -48,6 +47,10 @@ class Line:
     def text(self, column: str) -> str:
         """Empty where the table has no such column, too."""
         return self.cells.get(column, "")
+
+    def is_set(self, column: str) -> bool:
+        """The cell says neither no nor nothing."""
+        return self.text(column).lower() not in _OFF
 
     def positive(self, column: str) -> float | None:
         """A finite number above 0; None where the cell is blank.

@@ -11,7 +11,6 @@ from bo_tuner.text import count
 
 __all__ = ["MeasuredRun", "Reading", "reading_of"]
 
-_KEPT = ("", "0", "no", "off", "none", "false")
 _RECOMPUTED = ("full", "yes", "on", "true")
 _MOST_GIB = 1024
 """No device has so much: what is more was told in MiB, or by mistake."""
@@ -73,10 +72,11 @@ def reading_of(line: Line, remarks: Remarks) -> Reading:
     n_ranks, sharing = _ranks(line, tensor * depth)
     data = n_ranks // (tensor * depth * sharing)
     micro_batch, accumulation = _batch(line, data)
-    if sharing > 1 and line.whole("gbs") == micro_batch * accumulation * data * sharing:
+    global_batch = line.whole("gbs")
+    if sharing > 1 and global_batch == micro_batch * accumulation * data * sharing:
         sharing, data = 1, data * sharing
     samples = micro_batch * accumulation * data
-    if line.whole("gbs") not in (None, samples):
+    if global_batch not in (None, samples):
         remarks.add("whose gbs does not count", line.wrong("gbs", f"mbs x gas x dp = {samples}"))
     if sharing > 1:
         beside = line.wrong("num_gpus", f"dp x tp x pp = {n_ranks // sharing}")
@@ -86,7 +86,7 @@ def reading_of(line: Line, remarks: Remarks) -> Reading:
     supposed: dict[str, ExtraValue] = {
         "ranks_beside_tp": str(sharing),
         "zero_kind": zero_kind,
-        "recompute_kind": _PLAIN if recompute in _KEPT + _RECOMPUTED else recompute,
+        "recompute_kind": recompute if line.is_set("recompute") and recompute not in _RECOMPUTED else _PLAIN,
     }
     config = TrainConfig(
         zero_stage=stage,  # type: ignore[arg-type]  # checked by the config
@@ -143,7 +143,7 @@ def _stage(line: Line) -> tuple[int, str]:
     stage = int((found and (found[1] or found[2])) or (re.findall(r"(?<![-\d])\d", text) or [0])[0])
     if stage > 3 or (not found and text.startswith("-")):
         raise line.wrong("zero", "0, 1, 2 or 3")
-    return stage, _PLAIN if found or text in _KEPT else text
+    return stage, text if line.is_set("zero") and not found else _PLAIN
 
 
 def _status(line: Line, remarks: Remarks) -> str:

@@ -105,17 +105,13 @@ def _profile(name: str, seq_len: int, shape: Line) -> ModelProfile:
         heads=shape.needed("heads"),
         ffn=shape.needed("ffn"),
         vocab=shape.needed("vocab"),
-        gated_mlp=_is_set(shape, "gated_mlp"),
-        tied_embeddings=not _is_set(shape, "gated_mlp"),  # as GPT has it, and Llama has not
-        causal=_is_set(shape, "causal"),
-        flash_attention=_is_set(shape, "flash_attention"),
-        fused_kernels=_is_set(shape, "fused_kernels"),
+        gated_mlp=shape.is_set("gated_mlp"),
+        tied_embeddings=not shape.is_set("gated_mlp"),  # as GPT has it, and Llama has not
+        causal=shape.is_set("causal"),
+        flash_attention=shape.is_set("flash_attention"),
+        fused_kernels=shape.is_set("fused_kernels"),
         activation_dtype_bytes=shape.whole("activation_dtype_bytes") or 2,
     )
-
-
-def _is_set(shape: Line, column: str) -> bool:
-    return shape.text(column).lower() not in ("", "0", "no", "false")
 
 
 def _and(note: str, more: str) -> str:

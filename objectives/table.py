@@ -98,9 +98,11 @@ class MeasuredTable:
     @property
     def best_samples_per_s(self) -> float:
         """Of the fastest run."""
-        return max(
-            run.config.global_batch(self.n_ranks) / run.step_time_s for run in self.runs if run.step_time_s is not None
-        )
+        return max(rate for run in self.runs if (rate := self.samples_per_s(run)) is not None)
+
+    def samples_per_s(self, run: MeasuredRun) -> float | None:
+        """Of one of its runs; None unless it completed."""
+        return run.config.global_batch(self.n_ranks) / run.step_time_s if run.step_time_s is not None else None
 
 
 def group_sizes(path: Path) -> dict[str, int]:

@@ -83,7 +83,7 @@ class Commands:
 
 @pytest.fixture(scope="session")
 def run(program: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., CompletedProcess[str]]]:
-    """`run(*arguments, cwd=...)` runs the command to its end; other processes than this one's take half a second to import it."""
+    """`run(*arguments, cwd=...)` runs the command to its end, without the half second that importing it takes."""
     with contextlib.closing(Commands(program, tmp_path_factory.mktemp("commands"))) as run:
         yield run
 
