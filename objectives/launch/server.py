@@ -153,8 +153,12 @@ class _Server:
 
     def _kill(self, trial: int) -> None:
         leader = self._leaders.get(trial)
-        if leader is not None:
-            end_group(leader)
+        if leader is None:
+            return
+        end_group(leader)
+        for pid, (of_trial, _) in self._children.items():
+            if of_trial == trial:  # its own code may have put it into another group; nobody else reaps it
+                os.kill(pid, signal.SIGKILL)
 
     def _reap(self) -> None:
         while self._children:

@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from bo_tuner.outcome import Outcome
 from bo_tuner.text import gib
 
-__all__ = ["RankFailure", "ending_of", "of_exception", "of_exit"]
+__all__ = ["UNHEARD", "RankFailure", "ending_of", "of_exception", "of_exit"]
+
+UNHEARD = 76
+"""The exit code of a rank that could not say why it ends (EX_PROTOCOL of sysexits.h)."""
 
 _CPU_REFUSAL = re.compile(
     r"DefaultCPUAllocator: (?:can't|not enough|couldn't)[^:]*(?:: you tried to allocate (\d+) bytes)?"
@@ -61,6 +64,8 @@ def of_exception(error: BaseException, *, phase: str, cap_bytes: int | None = No
     text = _one_line(error)
     if isinstance(error, JobError):
         return RankFailure(outcome=Outcome.FAILED, reason=text)
+    if isinstance(error, SystemExit):
+        return RankFailure(outcome=Outcome.FAILED, reason=_short(f"its code calls exit({text}) in {phase}"))
     if isinstance(error, torch.OutOfMemoryError):
         requested = _cuda_request(text)
         would_hold = torch.cuda.memory_reserved() + (requested or 0) + _CUDA_ROUNDING_BYTES
@@ -112,7 +117,9 @@ def of_exit(code: int, *, rank: int, n_oom_kills: int) -> RankFailure:
 
 def ending_of(code: int) -> str:
     """What an exit code says of a process that ended without a word; a negative one is the signal that ended it."""
-    if code >= 0:
+    if code == 0:
+        return "ended with exit code 0 before it was done: its code calls exit"
+    if code > 0:
         return f"ended with exit code {code} and said nothing"
     try:
         name = signal.Signals(-code).name

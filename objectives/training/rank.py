@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
+import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ from typing import Any
 from bo_tuner.objectives.launch.channel import Channel
 from bo_tuner.objectives.memory import OwnPeak
 from bo_tuner.objectives.training import extensions
-from bo_tuner.objectives.training.failures import RankFailure, of_exception
+from bo_tuner.objectives.training.failures import UNHEARD, RankFailure, of_exception
 from bo_tuner.objectives.training.pulse import Heart
 from bo_tuner.objectives.training.stacks import dump_on_signal
 from bo_tuner.outcome import Outcome
@@ -79,8 +79,12 @@ def run_rank(channel: Channel, rank: int, spec_file: Path) -> None:
         failure = of_exception(
             error, phase=phase, cap_bytes=spec["cap_bytes"][rank] if spec["device"] == "cuda" else None
         )
-        with contextlib.suppress(OSError):  # the supervisor has gone, or hears that the channel is closed
+        try:
             _tell_failure(channel, failure, ended_at)
+        except OSError:  # the supervisor has gone, or hears that the channel is closed
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(UNHEARD)
 
 
 def _tell_late(channel: Channel, spec: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bo_tuner.objectives.training.failures import RankFailure, of_exit
+from bo_tuner.objectives.training.failures import UNHEARD, RankFailure, of_exit
 from bo_tuner.outcome import Outcome
 
 __all__ = ["Verdict"]
@@ -98,7 +98,7 @@ class Verdict:
         for rank, (at, code) in self._exits.items():
             if rank in self._told:
                 continue
-            if code == 0 and rank in self._hung_up:
+            if code == UNHEARD:
                 failure = self._lost(rank, "and ended")
             else:
                 failure = of_exit(code, rank=rank, n_oom_kills=self._n_oom_kills())

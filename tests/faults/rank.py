@@ -57,7 +57,9 @@ class _FaultyChannel(Channel):
             case Kind.CRASH:
                 ctypes.string_at(0)
             case Kind.LEAVE:
-                os._exit(3)
+                os._exit(0)
+            case Kind.MOVE:
+                os.setpgrp()
             case Kind.STOP:
                 os.kill(os.getpid(), signal.SIGSTOP)
             case Kind.HANG:

@@ -70,6 +70,17 @@ def disown(channel: Channel, rank: int, spec: Path) -> None:
     time.sleep(3600)
 
 
+def leave_group(channel: Channel, rank: int, spec: Path) -> None:
+    """Rank 1 makes a process group of its own, rank 2 a session, each with a child; tell which, and go on."""
+    if rank == 1:
+        os.setpgrp()
+    elif rank == 2:
+        os.setsid()
+    own = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+    channel.send({"pid": own.pid})
+    time.sleep(3600)
+
+
 def hang_up(channel: Channel, rank: int, spec: Path) -> None:
     """Rank 0 closes its channel and lives on."""
     if rank == 0:

@@ -91,6 +91,14 @@ def test_what_a_rank_started_in_a_session_of_its_own_ends_with_the_ranks(light_s
     wait_until_gone([told[rank]["pid"] for rank in (0, 1)], within_s=10)
 
 
+def test_ranks_that_left_their_group_end_with_the_others_and_so_do_their_children(light_server: ForkServer) -> None:
+    group = launch(light_server, "leave_group", n_ranks=3)
+    told = messages(group, 3)
+    group.kill(patience_s=10.0)
+    assert set(group.exit_codes.values()) == {-signal.SIGKILL}
+    wait_until_gone([message["pid"] for message in told.values()], within_s=10)
+
+
 def test_a_rank_that_closes_its_channel_is_known_to_have_hung_up(light_server: ForkServer) -> None:
     group = launch(light_server, "hang_up", n_ranks=2)
     deadline = time.monotonic() + 60

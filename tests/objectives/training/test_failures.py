@@ -57,6 +57,10 @@ def test_a_refusal_while_deepspeed_is_initialised_is_rejected_and_elsewhere_a_fa
     assert of_exception(error, phase="train").outcome is Outcome.FAILED
 
 
+def test_code_that_calls_exit_is_told_as_that() -> None:
+    assert of_exception(SystemExit(0), phase="train").reason == "its code calls exit(0) in train"
+
+
 def test_a_text_that_mentions_memory_is_not_taken_for_a_refusal() -> None:
     failure = of_exception(ValueError("the dataset is out of memory bounds"), phase="train")
     assert failure.outcome is Outcome.FAILED
@@ -77,7 +81,8 @@ def test_a_long_message_is_one_short_line() -> None:
         (-signal.SIGBUS, 1, Outcome.FAILED, "SIGBUS; is /dev/shm full?"),
         (-signal.SIGSEGV, 1, Outcome.FAILED, "SIGSEGV"),
         (-64, 0, Outcome.FAILED, "SIGRTMAX"),
-        (3, 0, Outcome.FAILED, "exit code 3"),
+        (3, 0, Outcome.FAILED, "ended with exit code 3 and said nothing"),
+        (0, 0, Outcome.FAILED, "ended with exit code 0 before it was done: its code calls exit"),
     ],
 )
 def test_a_silent_end_is_judged_by_its_code(code: int, n_oom_kills: int, outcome: Outcome, text: str) -> None:

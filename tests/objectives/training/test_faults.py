@@ -48,7 +48,7 @@ def suffer(workload: Workload, cluster: Cluster, server: ForkServer, tmp_path: P
         (0, Kind.KILL, Outcome.FAILED, "rank {} was ended by SIGKILL"),
         (1, Kind.KILL, Outcome.FAILED, "rank {} was ended by SIGKILL"),
         (1, Kind.CRASH, Outcome.FAILED, "rank {} was ended by SIGSEGV"),
-        (0, Kind.LEAVE, Outcome.FAILED, "rank {} ended with exit code 3 and said nothing"),
+        (0, Kind.LEAVE, Outcome.FAILED, "rank {} ended with exit code 0 before it was done: its code calls exit"),
         (0, Kind.ERROR, Outcome.FAILED, "rank {}: LookupError in train: on purpose"),
         (1, Kind.ERROR, Outcome.FAILED, "rank {}: LookupError in train: on purpose"),
         (1, Kind.REFUSE, Outcome.OOM, "rank {}: the allocator refused a request of 1048576.00 GiB"),
@@ -152,7 +152,10 @@ def test_trials_leave_nothing_behind_however_they_end(suffer: Run, server: ForkS
     before, litter_before = footprint(server), litter()
     share = [Fault(kind=Kind.SHARE, rank=rank, step=0) for rank in (0, 1)]
     ends = {
-        "completed": (suffer(Fault(kind=Kind.LITTER, step=1), Fault(kind=Kind.DISOWN, step=1)), Outcome.COMPLETE),
+        "completed": (
+            suffer(Fault(kind=Kind.MOVE, step=0), Fault(kind=Kind.LITTER, step=1), Fault(kind=Kind.DISOWN, step=1)),
+            Outcome.COMPLETE,
+        ),
         "was killed": (
             suffer(*share, Fault(kind=Kind.LITTER, step=1), Fault(kind=Kind.DISOWN, step=1), Fault(kind=Kind.KILL)),
             Outcome.FAILED,
