@@ -22,15 +22,19 @@ _CPU_REFUSAL = re.compile(
 _CUDA_REQUEST = re.compile(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
 _CUDA_ROUNDING_BYTES = 6 * 2**20
 """torch tells the size of a request in hundredths, of GiB too."""
-_CUDA_LIBRARY_REFUSALS = (
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-    "CUSOLVER_STATUS_ALLOC_FAILED",
-    "CUDA error: out of memory",
-    "Cuda failure 2 'out of memory'",
-    "Cuda failure 'out of memory'",
+_CUDA_REFUSAL = re.compile(
+    r"(?:CUDA error|CUDA driver error|Triton Error \[CUDA\]): out of memory"
+    r"|(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE)_STATUS_(?:\w+_)?ALLOC(?:ATION)?_FAILED|CUFFT_ALLOC_FAILED"
+    r"|Cuda failure (?:\d+ )?'out of memory'|Failed to CUDA (?:calloc|malloc)"
 )
-"""In the words of cuBLAS, cuDNN, cuSOLVER, the CUDA runtime, and NCCL of two generations."""
+"""In the words of the CUDA runtime, the driver (which expandable segments ask) and Triton; of the math libraries, cuDNN 9 among
+them; of NCCL of three generations. Triton's OutOfResources is none: it speaks of a kernel's shared memory."""
+_WRAPPED_REFUSAL = "CUDA out of memory. Tried to allocate"
+"""Of torch's allocator, whose error a compiler may wrap in another."""
+_NOT_INITIALIZED = re.compile(r"(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE)_STATUS_NOT_INITIALIZED")
+"""What a library says that cannot make its handle: for lack of memory, or because an earlier kernel failed."""
+_NEARLY_FULL_BYTES = 512 * 2**20
+"""Our own choice: a handle fits into it many times, with its workspace (32 MiB on Hopper, cuBLAS's documentation)."""
 _LOST_PEER = re.compile(r"gloo/\S+\.cc:\d+\]")
 """gloo, too, raises a plain RuntimeError, which begins with the place in its source: a peer hung up, or did not answer."""
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -48,7 +52,9 @@ class RankFailure:
     """A collective broke, as it does when another rank has ended: the cause is there, if it can be found."""
 
 
-def of_exception(error: BaseException, *, phase: str, cap_bytes: int | None = None) -> RankFailure:
+def of_exception(
+    error: BaseException, *, phase: str, cap_bytes: int | None = None, free_bytes: int | None = None
+) -> RankFailure:
     """Judge an exception that ended a rank.
 
     Args:
@@ -56,6 +62,7 @@ def of_exception(error: BaseException, *, phase: str, cap_bytes: int | None = No
         phase: `model`, `initialize`, `data` or `train`: what the rank was doing. What DeepSpeed refuses while it is initialised
             says that the config is illegal for it.
         cap_bytes: Our cap on the CUDA allocator, where one is set; a refusal that it explains is GUARDED.
+        free_bytes: Free on the rank's GPU when it failed, where that is known.
     """
     import torch
 
@@ -66,7 +73,7 @@ def of_exception(error: BaseException, *, phase: str, cap_bytes: int | None = No
         return RankFailure(outcome=Outcome.FAILED, reason=text)
     if isinstance(error, SystemExit):
         return RankFailure(outcome=Outcome.FAILED, reason=_short(f"its code calls exit({text}) in {phase}"))
-    if isinstance(error, torch.OutOfMemoryError):
+    if isinstance(error, torch.OutOfMemoryError) or (isinstance(error, RuntimeError) and _WRAPPED_REFUSAL in text):
         requested = _cuda_request(text)
         would_hold = torch.cuda.memory_reserved() + (requested or 0) + _CUDA_ROUNDING_BYTES
         over_cap = cap_bytes is not None and would_hold > cap_bytes
@@ -84,8 +91,11 @@ def of_exception(error: BaseException, *, phase: str, cap_bytes: int | None = No
             return RankFailure(
                 outcome=Outcome.OOM, reason=f"the allocator refused a request{size}", requested_bytes=requested
             )
-        if any(mark in text for mark in _CUDA_LIBRARY_REFUSALS):
+        if _CUDA_REFUSAL.search(text):
             return RankFailure(outcome=Outcome.OOM, reason=_short(text))
+        if _NOT_INITIALIZED.search(text) and free_bytes is not None and free_bytes < _NEARLY_FULL_BYTES:
+            reason = f"with {gib(free_bytes)} free on the GPU: {_short(text)}"
+            return RankFailure(outcome=Outcome.OOM, reason=reason)
     if phase == "initialize" and isinstance(error, AssertionError | ValueError | NotImplementedError):
         return RankFailure(outcome=Outcome.REJECTED, reason=f"DeepSpeed refuses it: {_short(text)}")
     is_consequence = isinstance(error, torch.distributed.DistError) or (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -76,8 +77,12 @@ def run_rank(channel: Channel, rank: int, spec_file: Path) -> None:
     except (Exception, SystemExit) as error:  # noqa: BLE001  # every end of a rank is judged and reported
         ended_at = time.monotonic()
         traceback.print_exc()
+        on_gpu = spec["device"] == "cuda"
         failure = of_exception(
-            error, phase=phase, cap_bytes=spec["cap_bytes"][rank] if spec["device"] == "cuda" else None
+            error,
+            phase=phase,
+            cap_bytes=spec["cap_bytes"][rank] if on_gpu else None,
+            free_bytes=_free_on_gpu() if on_gpu else None,
         )
         try:
             _tell_failure(channel, failure, ended_at)
@@ -85,6 +90,15 @@ def run_rank(channel: Channel, rank: int, spec_file: Path) -> None:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(UNHEARD)
+
+
+def _free_on_gpu() -> int | None:
+    """None where CUDA does not answer any more."""
+    import torch
+
+    with contextlib.suppress(RuntimeError):
+        return torch.cuda.mem_get_info()[0]
+    return None
 
 
 def _tell_late(channel: Channel, spec: Mapping[str, Any]) -> None:

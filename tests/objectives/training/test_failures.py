@@ -45,10 +45,44 @@ def test_a_cuda_refusal_that_our_cap_explains_is_guarded() -> None:
         torch.distributed.DistBackendError("NCCL error ... ncclUnhandledCudaError ... Cuda failure 2 'out of memory'"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
         RuntimeError("NCCL Error 1: unhandled cuda error ... Cuda failure 2 'out of memory'"),
+        torch.distributed.DistBackendError(
+            "ncclUnhandledCudaError ... Last error: Failed to CUDA calloc async 608 bytes"
+        ),
+        RuntimeError("CUDA driver error: out of memory"),
+        torch.AcceleratorError("CUDA error: out of memory Search for `cudaErrorMemoryAllocation' in ..."),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED"),
+        RuntimeError("cuFFT error: CUFFT_ALLOC_FAILED"),
     ],
 )
 def test_allocation_failures_of_python_and_of_libraries_are_oom(error: Exception) -> None:
     assert of_exception(error, phase="train").outcome is Outcome.OOM
+
+
+def test_a_refusal_that_a_compiler_wrapped_keeps_its_size() -> None:
+    error = RuntimeError("OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB. GPU 0 has ...")
+    failure = of_exception(error, phase="train")
+    assert (failure.outcome, failure.requested_bytes) == (Outcome.OOM, GIB)
+    assert of_exception(error, phase="train", cap_bytes=GIB // 2).outcome is Outcome.GUARDED
+
+
+NO_HANDLE = RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`")
+
+
+def test_a_library_without_its_handle_ran_out_of_memory_only_where_the_gpu_was_nearly_full() -> None:
+    full = of_exception(NO_HANDLE, phase="train", free_bytes=GIB // 16)
+    assert full.outcome is Outcome.OOM
+    assert full.reason == f"with 64 MiB free on the GPU: {NO_HANDLE}"
+    assert of_exception(NO_HANDLE, phase="train", free_bytes=40 * GIB).outcome is Outcome.FAILED
+    assert of_exception(NO_HANDLE, phase="train").outcome is Outcome.FAILED
+
+
+def test_a_kernel_that_wants_too_much_shared_memory_did_not_run_out_of_memory() -> None:
+    error = RuntimeError(
+        "out of resource: shared memory, Required: 264192, Hardware limit: 232448. Reducing block sizes or `num_stages` may help."
+    )
+    assert of_exception(error, phase="train").outcome is Outcome.FAILED
 
 
 @pytest.mark.parametrize("error", [AssertionError("no"), ValueError("no"), NotImplementedError("no")])
