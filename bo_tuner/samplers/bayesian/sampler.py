@@ -16,8 +16,9 @@ from bo_tuner.open_candidates import OpenCandidates
 from bo_tuner.outcome import TrialResult
 from bo_tuner.samplers.base import CandidateSampler
 from bo_tuner.samplers.bayesian.acquisition import chance_of_gain, log_expected_improvement
-from bo_tuner.samplers.bayesian.feasibility import Ended, MemorySeen, chance_of_fitting, chance_of_running
+from bo_tuner.samplers.bayesian.feasibility import Ended, chance_of_fitting, chance_of_running
 from bo_tuner.samplers.bayesian.landscape import Landscape, Map
+from bo_tuner.samplers.bayesian.memory_scales import MemorySeen, memory_bounds
 from bo_tuner.samplers.bayesian.regression import Bounded, Measured, Regression, beliefs
 from bo_tuner.trial import TrialRecord
 
@@ -172,7 +173,8 @@ class _Known:
         complete = [(record, worth) for record in records if (worth := _worth(record, goal, first)) is not None]
         bounds = [(record, bound) for record in records if (bound := _bound(record, goal)) is not None]
         ended = [(record, record.result) for record in records if record.result is not None]
-        told = [(record, result) for record, result in ended if record.has_run or result.outcome.is_memory]
+        needs = [(record, memory_bounds(record)) for record, _ in ended]
+        told = [(record, least, most) for record, (least, most) in needs if least > 0 or most < math.inf]
         return cls(
             n_trials=len(records),
             complete=[record for record, _ in complete],
@@ -189,10 +191,9 @@ class _Known:
             ran=np.array([record.has_run for record, _ in ended], dtype=bool),
             is_memory=np.array([result.outcome.is_memory for _, result in ended], dtype=bool),
             memory=MemorySeen(
-                where=where.of([record.config for record, _ in told]),
-                fitted=np.array([record.has_run for record, _ in told], dtype=bool),
-                peak_bytes=np.array([record.peak_memory_bytes or math.nan for record, _ in told]),
-                limit_bytes=np.array([result.limit_bytes or math.inf for _, result in told]),
+                where=where.of([record.config for record, _, _ in told]),
+                least_bytes=np.array([least for _, least, _ in told]),
+                most_bytes=np.array([most for _, _, most in told]),
             ),
             start_up_s=statistics.median(
                 [_start_up_s(result) for _, result in ended if result.measurement] or [_START_UP_S]
