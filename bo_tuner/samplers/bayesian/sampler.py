@@ -12,6 +12,7 @@ import numpy as np
 from bo_tuner.config import TrainConfig
 from bo_tuner.goal import Goal
 from bo_tuner.models.choices import Flags, Floats, Problem
+from bo_tuner.models.gentlest import gentlest
 from bo_tuner.open_candidates import OpenCandidates
 from bo_tuner.outcome import TrialResult
 from bo_tuner.samplers.base import CandidateSampler
@@ -33,8 +34,6 @@ _COST_POWER = 0.3
 """What the seconds of a trial count against what it promises, at first; ..."""
 _COOLING = 0.8
 """... after each trial so many times as much (Lee et al., arXiv 2003.10870, section 4)."""
-_EQUAL = 1e-9
-"""Of scores: the first of equals is taken, which has the defaults of dimensions that nothing is known of."""
 _START_UP_S = 20.0
 """Of a trial, until one has told."""
 _USUAL_STEPS = 8
@@ -74,14 +73,14 @@ class BayesianSampler(CandidateSampler):
         return self._map.expects
 
     def choose(self, records: Sequence[TrialRecord], candidates: Sequence[TrainConfig]) -> TrainConfig:
-        """The one that promises most."""
+        """The one that promises most; of those that promise about as much, the one with the smallest step."""
         first = _share_of_first(len(records)) if self.goal.has_front else 1.0
         known = _Known.of(records, self._map, self.goal, first)
         weighed, there = self._worth_weighing(candidates)
         there = there.aimed(first)
         score = np.log(self._runs(known, there)) + self._promise(known, there)
-        equals = np.flatnonzero(score >= score.max() - _EQUAL)
-        return weighed[int(equals[0])]
+        batches = np.array([config.global_batch(self._candidates.n_ranks) for config in weighed], dtype=float)
+        return weighed[gentlest(score, batches)]
 
     def chance_of_gain(self, records: Sequence[TrialRecord], min_gain: float) -> float | None:
         """Probability that any open candidate is better than the best by more than `min_gain`; None under a goal with a front."""
