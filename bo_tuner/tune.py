@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import sys
 import time
@@ -201,6 +200,7 @@ def tune(
     max_global_batch: int | None = None,
     data: str | Callable[..., Any] | None = None,
     data_timeout: float = 120.0,
+    first_step_timeout: float | None = None,
     seq_len: int | None = None,
     precision: str = "auto",
     optimizer: str | Callable[..., Any] = "adamw",
@@ -256,6 +256,8 @@ def tune(
             micro_batch_size, rank, world_size (of the data-parallel replicas), seed and seq_len (where `seq_len` is given, or the
             model is one of transformers'). None for random samples, which can be made up for transformers models.
         data_timeout: Seconds that the data may take to give a micro-batch.
+        first_step_timeout: Seconds that a rank may take for its first step without getting on, whatever it does; None for 60, more for a
+            large model, and 600 while it compiles (`torch.compile`, ops that are built when they are first used).
         seq_len: Tokens per sample; None for the model's longest, at most 2048, or for those of `data`.
         precision: `auto`, `fp32`, `bf16` or `fp16`; `auto` is fp32 on a CPU, else bf16 where the GPU has it, else fp16.
         optimizer: `adamw`, `adam`, or a function, or `FILE.py:FUNCTION`, that takes the parameters and returns a torch optimizer.
@@ -308,8 +310,7 @@ def _driven(opening: StudyOpening, options: TuneOptions, budget: Budget, started
     manifest = opening.open()
     cluster, origin = manifest.cluster, manifest.origin
     configs = manifest.space.candidates(cluster, DeepSpeedBackEnd())
-    candidates_for = functools.partial(
-        OpenCandidates,
+    candidates = OpenCandidates(
         configs,
         space=manifest.space,
         n_ranks=cluster.n_ranks,
@@ -332,7 +333,7 @@ def _driven(opening: StudyOpening, options: TuneOptions, budget: Budget, started
     )
     with store.drive(n_ranks=cluster.n_ranks, budget=str(budget), since=started):
         records, problem = store.records(), None
-        if candidates_for().open(records) and not budget.is_used_up(store.spent(records)):
+        if candidates.open(records) and not budget.is_used_up(store.spent(records)):
             opening.start()
             if asks_for_expectations(options.sampler):
                 problem = opening.problem(manifest)
@@ -340,7 +341,6 @@ def _driven(opening: StudyOpening, options: TuneOptions, budget: Budget, started
             longest_step_s = math.inf if manifest.space.batch_rule.kind == "fixed" else opening.longest_step_s
             line = outlook(problem, configs, limit_bytes=opening.memory_bytes, longest_step_s=longest_step_s)
             print(line, file=sys.stderr, flush=True)
-        candidates = candidates_for(problem=problem)
         engine = Engine(
             store=store,
             sampler=make_sampler(options.sampler, candidates, seed=options.seed, problem=problem),

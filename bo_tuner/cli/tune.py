@@ -90,6 +90,13 @@ def tune(
         typer.Option(help="FILE.py:FUNCTION that returns a data set or loader.", show_default="random samples"),
     ] = None,
     data_timeout: Annotated[float, typer.Option(help="Seconds that the data may take to give a micro-batch.")] = 120.0,
+    first_step_timeout: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds that a rank may take for the first step without getting on.",
+            show_default="60, more for a large model, and 600 while it compiles",
+        ),
+    ] = None,
     seq_len: Annotated[
         int | None,
         typer.Option(help="Tokens per sample.", show_default="the model's longest, at most 2048, or the data's"),
@@ -164,6 +171,7 @@ def tune(
             max_global_batch=max_global_batch,
             data=data,
             data_timeout=data_timeout,
+            first_step_timeout=first_step_timeout,
             seq_len=seq_len,
             precision=precision,
             optimizer=optimizer,

@@ -40,6 +40,7 @@ _OF_THE_TABLE = (
     "max_global_batch",
     "data",
     "data_timeout",
+    "first_step_timeout",
     "seq_len",
     "precision",
     "optimizer",
@@ -75,6 +76,7 @@ class TuneOptions:
     max_global_batch: int | None = None
     data: str | Callable[..., Any] | None = None
     data_timeout: float = 120.0
+    first_step_timeout: float | None = None
     seq_len: int | None = None
     precision: str = "auto"
     optimizer: str | Callable[..., Any] = "adamw"
@@ -118,6 +120,8 @@ class TuneOptions:
             )
         if self.data_timeout <= 0:
             raise ConfigError(f"--data-timeout must be over 0 s; got {self.data_timeout:g}")
+        if self.first_step_timeout is not None and self.first_step_timeout <= 0:
+            raise ConfigError(f"--first-step-timeout must be over 0 s; got {self.first_step_timeout:g}")
 
     @property
     def kind(self) -> OriginKind:
@@ -135,7 +139,8 @@ class TuneOptions:
             self._refuse(("cluster",), "a cluster that is described and not here can only be simulated: add --simulate")
         else:
             self._refuse(
-                ("allow_shared_gpu", "data_timeout"), "a simulation runs nothing, and takes samples of one kind"
+                ("allow_shared_gpu", "data_timeout", "first_step_timeout"),
+                "a simulation runs nothing, and takes samples of one kind",
             )
             if self.cluster is not None:
                 self._refuse(_DEVICES_HERE, "--cluster tells the devices")

@@ -65,6 +65,8 @@ class Opening:
     data_timeout_s: float
     baseline: Baseline
     """Of the GPUs, read before anything ran on them."""
+    first_step_timeout_s: float | None = None
+    """As the user gave it."""
 
     @property
     def longest_step_s(self) -> float:
@@ -113,6 +115,7 @@ class Opening:
             seed=self.wanted.seed,
             sources=self._sources(workload),
             longest_wait_s=self.data_timeout_s,
+            first_step_s=self.first_step_timeout_s,
             baseline=self.baseline,
             dimensions=self.wanted.space.dimensions,
         )
@@ -294,5 +297,6 @@ def open_training(options: TuneOptions) -> Generator[Opening]:
             seq_len=options.seq_len,
             max_depth=options.max_depth,
             data_timeout_s=options.data_timeout,
+            first_step_timeout_s=options.first_step_timeout,
             baseline=baseline,
         )

@@ -1,8 +1,9 @@
-"""Where DeepSpeed's compiled ops live.
+"""Where compiled ops live: DeepSpeed's, and those of the user's model.
 
 torch compiles an op in a folder that it guards with a lock file, and a build that is killed leaves the lock behind: every
-later rank then waits for ever, in silence. So each run compiles in its own private folder, which is copied from a cache
-per user when there is one for these versions, and becomes the cache when there was none. Nobody ever builds in the cache.
+later rank then waits for ever, in silence. So each run compiles in its own private folder. It is filled from a cache per user for
+these versions, and with what the user's own TORCH_EXTENSIONS_DIR has beside that; what is built in it goes into the cache. Nobody ever
+builds in the cache, or in the user's folder.
 """
 
 from __future__ import annotations
@@ -23,17 +24,15 @@ __all__ = ["is_cached", "keep", "private_copy", "remove_locks"]
 
 
 def private_copy(run_dir: Path) -> Path:
-    """A folder for TORCH_EXTENSIONS_DIR inside `run_dir`, filled from the cache where that is possible."""
+    """A folder for TORCH_EXTENSIONS_DIR inside `run_dir`, filled with what was built before."""
     folder = run_dir / "extensions"
-    cached = _cache()
-    if cached.is_dir():
-        try:
-            shutil.copytree(cached, folder)
-        except shutil.Error as error:
-            raise OSError(errno.ENOSPC, "cannot be copied, is there room?", str(folder)) from error
-        remove_locks(folder)
-    else:
-        folder.mkdir(mode=0o700)
+    folder.mkdir(mode=0o700)
+    own = os.environ.get("TORCH_EXTENSIONS_DIR")
+    try:
+        for source in (_cache(), *([Path(own)] if own else [])):
+            _add_ops(source, folder)
+    except shutil.Error as error:
+        raise OSError(errno.ENOSPC, "cannot be copied, is there room?", str(folder)) from error
     return folder
 
 
@@ -49,15 +48,15 @@ def is_cached() -> bool:
 
 
 def keep(folder: Path) -> None:
-    """Make the ops in a private folder the cache, unless they came from there. A cache that cannot be written is done
-    without."""
+    """Put the ops that were built in a private folder into the cache. A cache that cannot be written is done without."""
     cached = _cache()
-    built = _built_at(folder)
-    if not built or built == _built_at(cached):
+    if _built_at(folder).items() <= _built_at(cached).items():
         return
     staging, old = (cached.with_name(f"{cached.name}.{uuid.uuid4().hex}") for _ in range(2))
     with contextlib.suppress(OSError):  # full, read-only, or another run was first
-        shutil.copytree(folder, staging, ignore=shutil.ignore_patterns("lock"))
+        staging.mkdir(mode=0o700, parents=True)
+        for source in (folder, cached):
+            _add_ops(source, staging)
         with contextlib.suppress(FileNotFoundError):
             cached.rename(old)
         staging.rename(cached)
@@ -65,9 +64,25 @@ def keep(folder: Path) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
 
 
+def _add_ops(source: Path, folder: Path) -> None:
+    """Copy the ops that `folder` has not."""
+    for op in _ops(source):
+        if not (folder / op.name).exists():
+            shutil.copytree(op, folder / op.name)
+
+
+def _ops(folder: Path) -> list[Path]:
+    """The folders of ops that are built; the build of one with a lock goes on, or was killed."""
+    if not folder.is_dir():
+        return []
+    return [op for op in folder.iterdir() if any(op.rglob("*.so")) and not any(op.rglob("lock"))]
+
+
 def _built_at(folder: Path) -> dict[str, int]:
     """When each op was linked; copies keep that time."""
-    return {library.name: library.stat().st_mtime_ns for library in folder.rglob("*.so")}
+    return {
+        f"{op.name}/{library.name}": library.stat().st_mtime_ns for op in _ops(folder) for library in op.rglob("*.so")
+    }
 
 
 def _cache() -> Path:

@@ -93,6 +93,7 @@ class TrainingObjective:
         seed: int = 0,
         sources: JobSources | None = None,
         longest_wait_s: float = 120.0,
+        first_step_s: float | None = None,
         baseline: Baseline | None = None,
         dimensions: Sequence[Dimension] = (),
         least_silence_s: float = LEAST_S,
@@ -108,6 +109,8 @@ class TrainingObjective:
             seed: Of the synthetic data.
             sources: Where ranks find model, data and optimizer; None follows from `workload`.
             longest_wait_s: Seconds that the user's data may take to give a micro-batch.
+            first_step_s: Seconds of silence that are allowed before the first step is done; None for a minute, more for a large
+                model or while something is compiled.
             baseline: Of the GPUs; None for one that is read before the first trial.
             dimensions: The user's own, which change DeepSpeed's config.
             least_silence_s: A rank that gives no sign of life for less than this is not taken for hung.
@@ -128,6 +131,7 @@ class TrainingObjective:
             cluster,
             least_s=least_silence_s,
             longest_wait_s=longest_wait_s if self._sources.data else 0.0,
+            first_step_s=first_step_s,
         )
         self._n_trials = 0
 
@@ -199,6 +203,7 @@ class TrainingObjective:
         finally:
             ended = time.monotonic()
             group.kill()
+            extensions.keep(Path(self._server.environment["TORCH_EXTENSIONS_DIR"]))
         now = time.monotonic()
         return watch.result(
             seq_len=self._workload.seq_len, teardown_s=now - ended, wall_s=now - started, log_tail=_tail(logs)

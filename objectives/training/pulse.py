@@ -60,6 +60,7 @@ class Pulses:
         self._shared = mmap.mmap(self._fd, 0)
         self._counts = [0] * n_ranks
         self._heard = [now] * n_ranks
+        self._excused_at = now
         self.longest_s = 0.0
         """The longest silence that ended, since `forget`."""
 
@@ -73,7 +74,7 @@ class Pulses:
         for rank in range(len(self._counts)):
             (count,) = _COUNT.unpack_from(self._shared, rank * _SLOT_BYTES)
             if count != self._counts[rank]:
-                self.longest_s = max(self.longest_s, now - self._heard[rank])
+                self.longest_s = max(self.longest_s, self.silent_s(rank, now))
                 self._counts[rank] = count
                 self._heard[rank] = now
 
@@ -81,9 +82,18 @@ class Pulses:
         """Begin anew: what comes has nothing to do with what was."""
         self.longest_s = 0.0
         self._heard = [now] * len(self._heard)
+        self.excuse(now)
+
+    def excuse(self, now: float) -> None:
+        """No rank has been silent up to now: one of them was at work, and the others may wait for it."""
+        self._excused_at = now
 
     def silent_s(self, rank: int, now: float) -> float:
-        """Seconds since the last look that found a new mark of `rank`."""
+        """Seconds without an excuse since the last look that found a new mark of `rank`."""
+        return now - max(self._heard[rank], self._excused_at)
+
+    def unmarked_s(self, rank: int, now: float) -> float:
+        """Seconds since the last look that found a new mark of `rank`, whatever excuses it."""
         return now - self._heard[rank]
 
     def close(self) -> None:

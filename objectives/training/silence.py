@@ -10,12 +10,17 @@ from bo_tuner.config import TrainConfig
 from bo_tuner.deadlines import PATIENCE, slowest_s
 from bo_tuner.objectives.training.pulse import Pulses
 from bo_tuner.objectives.training.stacks import Stack, stacks_of
+from bo_tuner.objectives.training.work import Work
 from bo_tuner.workload import Workload
 
 __all__ = ["LEAST_S", "Patience", "SignsOfLife"]
 
 LEAST_S = 60.0
-"""A loaded machine, a slow disk, a first kernel that is compiled: none of them is a hang."""
+"""A loaded machine, a slow disk, a first kernel that is loaded: none of them is a hang."""
+_LONGEST_WORK_S = 600.0
+"""Of a rank that compiles, without a mark."""
+_LOOKS_AT_WORK = 12
+"""At a silent rank, within the least silence: often enough that no compiler of some seconds is missed."""
 _START_S_PER_PARAMETER = 4e-7
 """Building, sharding and copying to a device; five times what building takes on one slow core."""
 
@@ -24,7 +29,14 @@ class Patience:
     """Deadlines for silence: a floor, what the workload may take, and what the trials so far took, times ten."""
 
     def __init__(
-        self, workload: Workload, cluster: Cluster, *, least_s: float = LEAST_S, longest_wait_s: float = 0.0
+        self,
+        workload: Workload,
+        cluster: Cluster,
+        *,
+        least_s: float = LEAST_S,
+        longest_wait_s: float = 0.0,
+        longest_work_s: float = _LONGEST_WORK_S,
+        first_step_s: float | None = None,
     ) -> None:
         """Know nothing yet.
 
@@ -33,17 +45,24 @@ class Patience:
             cluster: On what.
             least_s: No silence shorter than this is a hang.
             longest_wait_s: Seconds that the user's data may take to give a micro-batch; that is watched elsewhere.
+            longest_work_s: Seconds that a rank may be at work, as compilers are, without a mark.
+            first_step_s: Seconds of silence that are allowed before the first step is done, whatever they are spent on; None to follow
+                from the workload.
         """
         self._workload = workload
         self._cluster = cluster
         self._least_s = least_s
         self._longest_wait_s = longest_wait_s
+        self._longest_work_s = longest_work_s
+        self._first_step_s = first_step_s
         self._longest_start_s = 0.0
         self._trained: list[tuple[int, float]] = []
         """Micro-batch size, and the longest silence of a trial while it trained."""
 
     def of_start(self) -> float:
-        """Seconds of silence before the first step."""
+        """Seconds of silence before training begins."""
+        if self._first_step_s is not None:
+            return self._first_step_s + self._longest_wait_s
         building_s = self._least_s + _START_S_PER_PARAMETER * self._workload.n_parameters
         return max(building_s, PATIENCE * self._longest_start_s) + self._longest_wait_s
 
@@ -55,6 +74,8 @@ class Patience:
             longest_s: Longest silence of this trial so far that ended.
             n_steps: Optimizer steps that every rank has finished.
         """
+        if n_steps == 0 and self._first_step_s is not None:
+            return self._first_step_s + self._longest_wait_s
         size = config.micro_batch_size
         # Time follows the micro-batch at most; what a small one took, it took for other reasons.
         earlier = [PATIENCE * silent_s * max(size / known, 1.0) for known, silent_s in self._trained]
@@ -62,6 +83,20 @@ class Patience:
         if n_steps == 0 and not earlier:
             allowed_s = max(allowed_s, slowest_s(size, self._workload, self._cluster.device))
         return allowed_s + self._longest_wait_s
+
+    def of_work(self, n_steps: int) -> float:
+        """Seconds without a mark of a rank that is at work all the same."""
+        return self._longest_work_s if self._first_step_s is None or n_steps > 0 else self._first_step_s
+
+    @property
+    def between_looks_s(self) -> float:
+        """Between two looks at what silent ranks spend."""
+        return self._least_s / _LOOKS_AT_WORK
+
+    @property
+    def more_time_s(self) -> float:
+        """That a trial has beside its deadline, since the user said that its first step may be slow."""
+        return self._first_step_s or 0.0
 
     def learn_start(self, longest_s: float) -> None:
         """The longest silence of a start that went well."""
@@ -92,8 +127,15 @@ class SignsOfLife:
         self._config = config
         self._pids = pids
         self._stack_files = stack_files
+        self._work = [Work(pid) for pid in pids]
+        self._worked_s = 0.0
         self._longest_start_s: float | None = None
         self._stacks: list[Stack] = []
+
+    @property
+    def more_time_s(self) -> float:
+        """That the trial has beside its deadline: its first step may be slow, or it compiled."""
+        return self._patience.more_time_s + self._worked_s
 
     def start_ended(self, now: float) -> None:
         """The first rank trains."""
@@ -109,23 +151,38 @@ class SignsOfLife:
             n_steps: Optimizer steps that every rank has finished.
         """
         self._pulses.look(now)
+        self._look_at_work(now)
+        ranks = range(len(self._pids))
         allowed_s = self._allowed_s(n_steps)
-        silences_s = [self._pulses.silent_s(rank, now) for rank in range(len(self._pids))]
-        if max(silences_s) <= allowed_s:
+        silences_s = [self._pulses.silent_s(rank, now) for rank in ranks]
+        unmarked_s = [self._pulses.unmarked_s(rank, now) for rank in ranks]
+        is_silent = max(silences_s) > allowed_s
+        is_over = max(unmarked_s) > max(allowed_s, self._patience.of_work(n_steps))
+        if not is_silent and not is_over:
             return None
         self._ask()
-        # Whoever waits in a collective waits for another, which may have made its last mark somewhat later.
-        silent = [rank for rank, silent_s in enumerate(silences_s) if silent_s > allowed_s / 2]
-        culprit = min(
-            silent,
-            key=lambda rank: (
-                not self._stacks[rank].is_stopped,
-                self._stacks[rank].is_in_collective,
-                -silences_s[rank],
-            ),
-        )
-        seconds = silences_s[culprit]
-        return f"rank {culprit} gave no sign of life for {seconds:.0f} s: {self._stacks[culprit].where}"
+        compiling = [rank for rank in ranks if self._stacks[rank].is_compiling and self._work[rank].is_busy]
+        when = " before its first step was done (--first-step-timeout)" if n_steps == 0 else ""
+        if is_over and (compiling or not is_silent):
+            culprit = max(
+                compiling or ranks, key=lambda rank: (not self._stacks[rank].is_in_collective, unmarked_s[rank])
+            )
+            seconds, what = unmarked_s[culprit], "was at work and did not get on"
+        elif compiling:
+            self._excuse(max(silences_s), now)
+            return None
+        else:
+            # Whoever waits in a collective waits for another, which may have made its last mark somewhat later.
+            culprit = min(
+                (rank for rank in ranks if silences_s[rank] > allowed_s / 2),
+                key=lambda rank: (
+                    not self._stacks[rank].is_stopped,
+                    self._stacks[rank].is_in_collective,
+                    -silences_s[rank],
+                ),
+            )
+            seconds, what = silences_s[culprit], "gave no sign of life"
+        return f"rank {culprit} {what} for {seconds:.0f} s{when}: {self._stacks[culprit].where}"
 
     def where(self) -> str:
         """Where each rank stands, in one line."""
@@ -146,6 +203,22 @@ class SignsOfLife:
         if self._longest_start_s is None:
             return self._patience.of_start()
         return self._patience.of_training(self._config, longest_s=self._pulses.longest_s, n_steps=n_steps)
+
+    def _look_at_work(self, now: float) -> None:
+        """Child processes of a silent rank at work are a sign of life of it, and of all who may wait for it."""
+        every_s = self._patience.between_looks_s
+        for rank, work in enumerate(self._work):
+            if self._pulses.unmarked_s(rank, now) < every_s:
+                work.forget()
+            else:
+                work.look(now, every_s=every_s)
+        worked_s = max(work.by_children_s for work in self._work)
+        if worked_s > 0:
+            self._excuse(worked_s, now)
+
+    def _excuse(self, worked_s: float, now: float) -> None:
+        self._worked_s += worked_s
+        self._pulses.excuse(now)
 
     def _ask(self) -> None:
         self._stacks = stacks_of(self._pids, self._stack_files)

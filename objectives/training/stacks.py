@@ -26,6 +26,19 @@ _SETTLES_S = 0.1
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 _MOST_FRAMES = 12
 _COLLECTIVES = ("/torch/distributed/", "/deepspeed/comm/")
+_COMPILERS = (
+    "/torch/_dynamo/convert_frame.py",
+    "/torch/_dynamo/symbolic_convert.py",
+    "/torch/_subclasses/fake_tensor.py",
+    "/torch/fx/experimental/proxy_tensor.py",
+    "/torch/_inductor/graph.py",
+    "/torch/_inductor/codecache.py",
+    "/torch/_inductor/async_compile.py",
+    "/torch/_inductor/fx_passes/",
+    "/torch/utils/cpp_extension.py",
+    "/triton/compiler/",
+)
+"""What is called while something is compiled, and not when it runs afterwards."""
 _LIBRARIES = (
     *{sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")},
     f"{Path(__file__).parents[2]}{os.sep}",
@@ -54,6 +67,8 @@ class Stack:
     """By SIGSTOP or a debugger."""
     is_in_collective: bool = False
     """It waits for other ranks."""
+    is_compiling: bool = False
+    """It traces, compiles, or waits for those that do."""
 
     @property
     def where(self) -> str:
@@ -81,36 +96,43 @@ def stacks_of(pids: Sequence[int], files: Sequence[Path]) -> list[Stack]:
         files: What each wrote to `dump_on_signal`.
     """
     are_stopped = [_is_stopped(pid) for pid in pids]
+    starts = [_size(file) for file in files]
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, _SIGNAL)
-    asked = [file for file, is_stopped in zip(files, are_stopped, strict=True) if not is_stopped]
+    told = list(zip(files, are_stopped, starts, strict=True))
+    asked = [(file, start) for file, is_stopped, start in told if not is_stopped]
     deadline = time.monotonic() + _LONGEST_WRITE_S
     sizes: list[int] = []
     while time.monotonic() < deadline:
-        before, sizes = sizes, [_size(file) for file in asked]
+        before, sizes = sizes, [_size(file) - start for file, start in asked]
         if sizes == before and all(sizes):
             break
         time.sleep(_SETTLES_S)
-    return [_read(file, is_stopped) for file, is_stopped in zip(files, are_stopped, strict=True)]
+    return [_read(file, is_stopped, start) for file, is_stopped, start in told]
 
 
-def _read(file: Path, is_stopped: bool) -> Stack:
+def _read(file: Path, is_stopped: bool, start: int) -> Stack:
     try:
-        text = file.read_text(encoding="utf-8", errors="replace")
+        text = file.read_bytes()[start:].decode(errors="replace")
     except OSError:
         text = ""
-    threads = [_frames(thread) for thread in text.split("\n\n")]
-    # The main thread is the one that runs the rank; others load data, or watch.
-    frames = next((found for found in threads if any(name == "run_rank" for _, _, name in found)), threads[0])
+    threads = text.split("\n\n")
+    # The main thread is the one that runs the rank, and that takes signals; others load data, or watch. Of a deep stack only the
+    # innermost frames are told.
+    own = next(
+        (thread for mark in (" in run_rank\n", "Current thread") for thread in threads if mark in thread), threads[0]
+    )
+    frames = _frames(own)
     told = tuple(f"{name} ({_short(path)}:{line})" for path, line, name in frames)
-    own = (number for number, (path, _, _) in enumerate(frames) if not path.startswith(_LIBRARIES))
-    nearest = next(own, None)
+    outside = (number for number, (path, _, _) in enumerate(frames) if not path.startswith(_LIBRARIES))
+    nearest = next(outside, None)
     return Stack(
         frames=told,
         own_frame=None if nearest is None else told[nearest],
         is_stopped=is_stopped,
         is_in_collective=any(part in path for path, _, _ in frames[:4] for part in _COLLECTIVES),
+        is_compiling=any(part in path for path, _, _ in frames for part in _COMPILERS),
     )
 
 

@@ -161,10 +161,12 @@ class TrialWatch:
     def _check_time(self, deadline: float) -> None:
         now = time.monotonic()
         reason = self._life.silence(now, n_steps=self._rule.n_finished) if self._life is not None else None
+        if self._life is not None:
+            deadline += self._life.more_time_s
         if reason is None and now > deadline:
             doing = f"in step {self._rule.n_finished + 1}" if self._train_began else "before its first step"
             where = f": {self._life.where()}" if self._life is not None else ""
-            reason = f"not done after {self._limits.deadline_s:.0f} s, still {doing}{where}"
+            reason = f"not done after {deadline - self._started:.0f} s, still {doing}{where}"
         if reason is not None:
             self._failure = RankFailure(outcome=Outcome.TIMEOUT, reason=reason)
 

@@ -33,6 +33,7 @@ USED_WRONGLY = {
     "no pipeline stage": ([*CPU, "--max-depth", "0"], ["--max-depth", "from 1 to the 2 ranks", "got 0"]),
     "more stages than ranks": ([*CPU, "--max-depth", "3"], ["--max-depth", "from 1 to the 2 ranks", "got 3"]),
     "no time for data": ([*CPU, "--data-timeout", "0"], ["--data-timeout", "over 0 s", "got 0"]),
+    "no time for a step": ([*CPU, "--first-step-timeout", "0"], ["--first-step-timeout", "over 0 s", "got 0"]),
     "unknown sampler": (
         [*CPU, "--sampler", "ramdom"],
         ["--sampler", "bo, tpe, gp, random, grid", "did you mean random?"],

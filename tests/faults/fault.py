@@ -32,6 +32,8 @@ class Kind(enum.StrEnum):
     """SIGSTOP: it lives, and does nothing ever again."""
     HANG = "hang"
     """Its own code never returns."""
+    COMPILE = "compile"
+    """It waits for a child process that works for `seconds`."""
     DELAY = "delay"
     """It is held up for `seconds`."""
     ERROR = "error"
@@ -61,7 +63,7 @@ class Fault:
     step: int = 2
     """1 is the first; 0 is before the rank joins the others."""
     seconds: float = 0.5
-    """For DELAY."""
+    """For DELAY and COMPILE."""
     group: str | None = None
     """A control group with a memory limit (its folder); the rank enters it before it does anything."""
 

@@ -20,6 +20,7 @@ from tests.faults.fault import Fault, Kind, planned
 
 __all__ = ["run_faulty_rank"]
 
+_WORK = "import time; end = time.monotonic() + {}\nwhile time.monotonic() < end: pass"
 _kept: list[object] = []
 """Memory that is filled, ports that are open."""
 
@@ -64,6 +65,8 @@ class _FaultyChannel(Channel):
                 os.kill(os.getpid(), signal.SIGSTOP)
             case Kind.HANG:
                 never_return()
+            case Kind.COMPILE:
+                subprocess.run([sys.executable, "-c", _WORK.format(fault.seconds)], check=True)
             case Kind.DELAY:
                 time.sleep(fault.seconds)
             case Kind.ERROR:

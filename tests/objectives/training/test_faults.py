@@ -68,6 +68,11 @@ def test_a_rank_that_is_held_up_completes(suffer: Run) -> None:
     assert result.outcome is Outcome.COMPLETE, result.reason
 
 
+def test_a_compiler_at_work_is_a_sign_of_life_of_the_rank_that_waits_for_it(suffer: Run) -> None:
+    result = suffer(Fault(kind=Kind.COMPILE, step=1, seconds=6.0), least_silence_s=3.0)
+    assert result.outcome is Outcome.COMPLETE, result.reason
+
+
 @pytest.mark.parametrize(
     ("kind", "where"),
     [(Kind.STOP, "it is stopped (SIGSTOP or a debugger)"), (Kind.HANG, "it is in never_return (tests/faults/rank.py:")],

@@ -261,14 +261,16 @@ def test_what_deepspeed_refuses_is_rejected(
     assert result.reason.endswith("DeepSpeed refuses it: Type fp16 is not supported on your device.")
 
 
-def test_a_stale_build_lock_does_not_hang_a_trial(
-    workload: Workload, cluster: Cluster, server: ForkServer, tmp_path: Path
+def test_a_stale_build_lock_does_not_hang_a_trial_and_what_was_built_is_kept(
+    workload: Workload, cluster: Cluster, server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder = Path(server.environment["TORCH_EXTENSIONS_DIR"])
     lock = next(folder.rglob("*.so")).parent / "lock"
     lock.touch()
     assert run(workload, cluster, server, tmp_path).outcome is Outcome.COMPLETE
     assert not lock.exists()
+    assert [path.name for path in (tmp_path / "cache").rglob("*.so")] == [path.name for path in folder.rglob("*.so")]
 
 
 PARAMETERS = {
