@@ -282,7 +282,7 @@ class Engine:
         self._store.check_lease()
         return self._objective(
             record.config,
-            limits=replace(limits, incumbent_samples_per_s=None),
+            limits=replace(limits, incumbent_samples_per_s=None, longest_step_s=None),
             on_event=self._sink(record, self._store.records(), purpose),
         )
 
@@ -303,6 +303,7 @@ class Engine:
         return replace(
             self._usual_limits,
             deadline_s=self._deadline_s(config, records),
+            longest_step_s=self._candidates.step_limit_s(config),
             incumbent_samples_per_s=best.standing_samples_per_s if best and self._manifest.goal.follows_rate else None,
             launch_half_width=launch_noise(records).half_width,
         )

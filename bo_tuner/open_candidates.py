@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from bo_tuner.config import TrainConfig
 from bo_tuner.goal import THROUGHPUT, Goal
+from bo_tuner.models.choices import Problem
 from bo_tuner.space import BatchRule, SearchSpace
+from bo_tuner.step_limit import StepLimit
 from bo_tuner.trial import TrialRecord, holds
 
 __all__ = ["MemoryProof", "OpenCandidates", "memory_proofs"]
@@ -62,6 +65,7 @@ class OpenCandidates:
         limit_bytes: int,
         longest_step_s: float,
         goal: Goal = THROUGHPUT,
+        problem: Problem | None = None,
     ) -> None:
         """Start from the list that `space` gave.
 
@@ -70,10 +74,10 @@ class OpenCandidates:
             space: Where they come from.
             n_ranks: World size.
             limit_bytes: Memory limit per rank of this run.
-            longest_step_s: A config whose optimizer step would take longer than this, even at the best rate measured so
-                far, is set aside. Not under a fixed global batch, where every config makes equally large steps. Infinite where
-                nobody waits for a step.
+            longest_step_s: A config whose optimizer step would take longer than this is set aside. Not under a fixed global batch, where
+                every config makes equally large steps. Infinite where nobody waits for a step.
             goal: What the study is after, for who chooses.
+            problem: What the cost model expects steps to take; None where nothing can be expected.
         """
         self.goal = goal
         self._candidates = tuple(candidates)
@@ -86,7 +90,10 @@ class OpenCandidates:
         """World size."""
         self.limit_bytes = limit_bytes
         """Memory limit per rank of this run."""
-        self._longest_step_s = longest_step_s
+        is_fixed = space.batch_rule.kind == "fixed"
+        self._step_limit = StepLimit(
+            longest_s=math.inf if is_fixed else longest_step_s, n_ranks=n_ranks, problem=problem
+        )
 
     @property
     def all(self) -> tuple[TrainConfig, ...]:
@@ -106,7 +113,8 @@ class OpenCandidates:
         """Those that may still run."""
         tried = {record.config for record in self.standing(records)}
         proofs = memory_proofs(records, limit_bytes=self.limit_bytes)
-        is_measurable = self._measurable(records)
+        edge = self._edge(records, proofs)
+        is_measurable = self._step_limit.allows(records, [*self._candidates, *edge])
 
         def is_open(config: TrainConfig, layout: TrainConfig) -> bool:
             proof = proofs.get(layout)
@@ -116,14 +124,11 @@ class OpenCandidates:
         listed = [
             config for config, layout in zip(self._candidates, self._layouts, strict=True) if is_open(config, layout)
         ]
-        return listed + [config for config in self._edge(records, proofs) if is_open(config, config.layout)]
+        return listed + [config for config in edge if is_open(config, config.layout)]
 
-    def _measurable(self, records: Sequence[TrialRecord]) -> Callable[[TrainConfig], bool]:
-        rates = [rate for record in records if (rate := record.standing_samples_per_s) is not None]
-        if not rates or self._space.batch_rule.kind == "fixed":
-            return lambda config: True
-        largest = max(rates) * self._longest_step_s
-        return lambda config: config.global_batch(self.n_ranks) <= max(largest, self.n_ranks)
+    def step_limit_s(self, config: TrainConfig) -> float | None:
+        """Seconds that a step of `config` may take when it runs; None for any."""
+        return self._step_limit.of(config)
 
     def _edge(self, records: Sequence[TrialRecord], proofs: dict[TrainConfig, MemoryProof]) -> list[TrainConfig]:
         found: list[TrainConfig] = []

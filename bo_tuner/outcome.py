@@ -20,7 +20,7 @@ class Outcome(enum.StrEnum):
     COMPLETE = "complete"
     """Steps were timed."""
     PRUNED = "pruned"
-    """It could not beat the incumbent, and was ended early."""
+    """It could not beat the incumbent, or its step takes longer than may be measured; it was ended early."""
     OOM = "oom"
     """The device or its allocator refused memory."""
     GUARDED = "guarded"
@@ -63,6 +63,8 @@ class TrialLimits:
     """The best so far, in samples/s; a trial that cannot reach it is ended. None before the first complete trial."""
     data_draw: int = 0
     """Which samples the trial draws: runs of one config with other numbers see other data."""
+    longest_step_s: float | None = None
+    """Seconds that an optimizer step may take: a trial whose steps show that they take longer is ended; None for any."""
     longest_of: int = 0
     """Before anything is measured, train on the largest of this many micro-batches, where they differ in size."""
     launch_half_width: float = PRIOR.half_width
@@ -188,6 +190,8 @@ class TrialResult:
     """Present when steps were timed."""
     bound_samples_per_s: float | None = None
     """For PRUNED: it is slower than this, with 97.5 %."""
+    step_limit_s: float | None = None
+    """For PRUNED: seconds that its step may take, and takes longer; None where it was ended for another reason."""
     peak_memory_bytes: int | None = None
     """Highest of all ranks, known also for trials that failed; None when nothing was read."""
     rank_peaks_bytes: tuple[int, ...] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import sys
 import time
@@ -310,7 +311,8 @@ def _driven(opening: StudyOpening, options: TuneOptions, budget: Budget, started
     manifest = opening.open()
     cluster, origin = manifest.cluster, manifest.origin
     configs = manifest.space.candidates(cluster, DeepSpeedBackEnd())
-    candidates = OpenCandidates(
+    candidates_for = functools.partial(
+        OpenCandidates,
         configs,
         space=manifest.space,
         n_ranks=cluster.n_ranks,
@@ -333,7 +335,7 @@ def _driven(opening: StudyOpening, options: TuneOptions, budget: Budget, started
     )
     with store.drive(n_ranks=cluster.n_ranks, budget=str(budget), since=started):
         records, problem = store.records(), None
-        if candidates.open(records) and not budget.is_used_up(store.spent(records)):
+        if candidates_for().open(records) and not budget.is_used_up(store.spent(records)):
             opening.start()
             if asks_for_expectations(options.sampler):
                 problem = opening.problem(manifest)
@@ -341,6 +343,7 @@ def _driven(opening: StudyOpening, options: TuneOptions, budget: Budget, started
             longest_step_s = math.inf if manifest.space.batch_rule.kind == "fixed" else opening.longest_step_s
             line = outlook(problem, configs, limit_bytes=opening.memory_bytes, longest_step_s=longest_step_s)
             print(line, file=sys.stderr, flush=True)
+        candidates = candidates_for(problem=problem)
         engine = Engine(
             store=store,
             sampler=make_sampler(options.sampler, candidates, seed=options.seed, problem=problem),

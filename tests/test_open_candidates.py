@@ -26,7 +26,7 @@ class AnyBackEnd:
 
 
 def opened(
-    space: SearchSpace | None = None, *, limit_bytes: int = LIMIT_BYTES, longest_step_s: float = 1e9
+    space: SearchSpace | None = None, *, limit_bytes: int = LIMIT_BYTES, longest_step_s: float = math.inf
 ) -> OpenCandidates:
     space = space or SearchSpace(zero_stages=(0, 1), max_micro_batch=100, max_grad_accum=4)
     cluster = Cluster(device="cuda", n_ranks=N_RANKS, device_name="Tesla V100", memory_bytes=10**6)
@@ -170,7 +170,7 @@ def pipelined() -> OpenCandidates:
     )
     cluster = Cluster(device="cuda", n_ranks=4, device_name="Tesla V100", memory_bytes=10**6)
     configs = space.candidates(cluster, AnyBackEnd())
-    return OpenCandidates(configs, space=space, n_ranks=4, limit_bytes=LIMIT_BYTES, longest_step_s=1e9)
+    return OpenCandidates(configs, space=space, n_ranks=4, limit_bytes=LIMIT_BYTES, longest_step_s=math.inf)
 
 
 @pytest.mark.parametrize(
@@ -220,9 +220,11 @@ def test_steps_too_long_to_measure_at_the_best_rate_so_far_are_set_aside() -> No
     assert max(each.global_batch(N_RANKS) for each in left) == 40
 
 
-def test_before_anything_completed_nothing_is_too_slow() -> None:
-    candidates = opened(longest_step_s=1e-9)
-    assert gone(candidates, [ended(config(0, 1), Outcome.FAILED)]) == {config(0, 1)}
+def test_before_anything_was_measured_or_expected_a_study_begins_with_small_steps() -> None:
+    candidates = opened(longest_step_s=10.0)
+    left = candidates.open([ended(config(0, 1), Outcome.FAILED)])
+    assert {each.global_batch(N_RANKS) for each in left} == {2, 4, 6, 8, 10, 12, 14, 16}
+    assert max(each.global_batch(N_RANKS) for each in candidates.all) == 800
 
 
 def test_where_nobody_waits_nothing_is_too_slow() -> None:

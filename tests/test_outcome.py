@@ -180,6 +180,7 @@ FULL: dict[str, Any] = {
     "reason": "rank 1 asked for 600 MiB",
     "measurement": TWO_RANKS,
     "bound_samples_per_s": 12.5,
+    "step_limit_s": 10.0,
     "peak_memory_bytes": 900,
     "rank_peaks_bytes": (900, 700),
     "requested_bytes": 600,

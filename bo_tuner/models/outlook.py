@@ -10,6 +10,7 @@ import numpy as np
 from bo_tuner.config import TrainConfig
 from bo_tuner.models.choices import Choices, Problem
 from bo_tuner.models.cost import times_of
+from bo_tuner.models.gentlest import gentlest
 from bo_tuner.models.memory import memory_of
 from bo_tuner.text import count, gib, rate
 
@@ -19,7 +20,7 @@ __all__ = ["outlook"]
 def outlook(
     problem: Problem, configs: Sequence[TrainConfig], *, limit_bytes: int, longest_step_s: float = math.inf
 ) -> str:
-    """Which config should be the fastest that fits.
+    """Which config should be the fastest that fits; of those that are about as fast, the one with the smallest step.
 
     Args:
         problem: What is trained, and on what.
@@ -36,8 +37,8 @@ def outlook(
     if not fits.any():
         return f"the cost model expects that nothing fits: {gib(int(needed.min()))} a rank is the least"
     is_quick = step_s <= max(longest_step_s, float(step_s[fits].min()))
-    rates = np.where(fits & is_quick, choices.global_batch / step_s, 0.0)
-    best = int(np.argmax(rates))
+    rates = choices.global_batch / step_s
+    best = gentlest(np.where(fits & is_quick, np.log(rates), -math.inf), choices.global_batch)
     expected = rate(float(rates[best])).removesuffix("/s")
     return (
         f"the cost model expects most of {known[best].name}: {expected} samples/s, "

@@ -12,12 +12,14 @@ import numpy as np
 from bo_tuner.config import TrainConfig
 from bo_tuner.goal import Goal
 from bo_tuner.models.choices import Flags, Floats, Problem
+from bo_tuner.models.gentlest import gentlest
 from bo_tuner.open_candidates import OpenCandidates
 from bo_tuner.outcome import TrialResult
 from bo_tuner.samplers.base import CandidateSampler
 from bo_tuner.samplers.bayesian.acquisition import chance_of_gain, log_expected_improvement
-from bo_tuner.samplers.bayesian.feasibility import Ended, MemorySeen, chance_of_fitting, chance_of_running
+from bo_tuner.samplers.bayesian.feasibility import Ended, chance_of_fitting, chance_of_running
 from bo_tuner.samplers.bayesian.landscape import Landscape, Map
+from bo_tuner.samplers.bayesian.memory_scales import MemorySeen, memory_bounds
 from bo_tuner.samplers.bayesian.regression import Bounded, Measured, Regression, beliefs
 from bo_tuner.trial import TrialRecord
 
@@ -32,8 +34,6 @@ _COST_POWER = 0.3
 """What the seconds of a trial count against what it promises, at first; ..."""
 _COOLING = 0.8
 """... after each trial so many times as much (Lee et al., arXiv 2003.10870, section 4)."""
-_EQUAL = 1e-9
-"""Of scores: the first of equals is taken, which has the defaults of dimensions that nothing is known of."""
 _START_UP_S = 20.0
 """Of a trial, until one has told."""
 _USUAL_STEPS = 8
@@ -73,14 +73,14 @@ class BayesianSampler(CandidateSampler):
         return self._map.expects
 
     def choose(self, records: Sequence[TrialRecord], candidates: Sequence[TrainConfig]) -> TrainConfig:
-        """The one that promises most."""
+        """The one that promises most; of those that promise about as much, the one with the smallest step."""
         first = _share_of_first(len(records)) if self.goal.has_front else 1.0
         known = _Known.of(records, self._map, self.goal, first)
         weighed, there = self._worth_weighing(candidates)
         there = there.aimed(first)
         score = np.log(self._runs(known, there)) + self._promise(known, there)
-        equals = np.flatnonzero(score >= score.max() - _EQUAL)
-        return weighed[int(equals[0])]
+        batches = np.array([config.global_batch(self._candidates.n_ranks) for config in weighed], dtype=float)
+        return weighed[gentlest(score, batches)]
 
     def chance_of_gain(self, records: Sequence[TrialRecord], min_gain: float) -> float | None:
         """Probability that any open candidate is better than the best by more than `min_gain`; None under a goal with a front."""
@@ -172,7 +172,8 @@ class _Known:
         complete = [(record, worth) for record in records if (worth := _worth(record, goal, first)) is not None]
         bounds = [(record, bound) for record in records if (bound := _bound(record, goal)) is not None]
         ended = [(record, record.result) for record in records if record.result is not None]
-        told = [(record, result) for record, result in ended if record.has_run or result.outcome.is_memory]
+        needs = [(record, memory_bounds(record)) for record, _ in ended]
+        told = [(record, least, most) for record, (least, most) in needs if least > 0 or most < math.inf]
         return cls(
             n_trials=len(records),
             complete=[record for record, _ in complete],
@@ -189,10 +190,9 @@ class _Known:
             ran=np.array([record.has_run for record, _ in ended], dtype=bool),
             is_memory=np.array([result.outcome.is_memory for _, result in ended], dtype=bool),
             memory=MemorySeen(
-                where=where.of([record.config for record, _ in told]),
-                fitted=np.array([record.has_run for record, _ in told], dtype=bool),
-                peak_bytes=np.array([record.peak_memory_bytes or math.nan for record, _ in told]),
-                limit_bytes=np.array([result.limit_bytes or math.inf for _, result in told]),
+                where=where.of([record.config for record, _, _ in told]),
+                least_bytes=np.array([least for _, least, _ in told]),
+                most_bytes=np.array([most for _, _, most in told]),
             ),
             start_up_s=statistics.median(
                 [_start_up_s(result) for _, result in ended if result.measurement] or [_START_UP_S]

@@ -13,6 +13,7 @@ from bo_tuner.config import TrainConfig, ZeroStage
 from bo_tuner.goal import THROUGHPUT, Goal
 from bo_tuner.models.choices import Choices, Problem
 from bo_tuner.models.cost import times_of
+from bo_tuner.models.gentlest import ALIKE
 from bo_tuner.models.memory import memory_of
 from bo_tuner.open_candidates import OpenCandidates
 from bo_tuner.outcome import Measurement, Outcome, TrialResult
@@ -102,6 +103,15 @@ def test_the_first_trial_is_what_should_be_fastest_of_what_surely_fits() -> None
     assert rate_of(first, BELIEVED) >= max(rate_of(config, BELIEVED) for config in surely)
 
 
+def test_of_configs_that_no_launch_could_tell_apart_the_one_with_the_smallest_step_is_chosen() -> None:
+    flat = [TrainConfig(micro_batch_size=8, grad_accum_steps=accum) for accum in (64, 32, 16, 8, 4, 2, 1)]
+    rates = {config: rate_of(config, BELIEVED) for config in flat}
+    first = sampler_of(configs=flat).next_config([])
+    alike = [config for config in flat if rates[config] >= max(rates.values()) * math.exp(-ALIKE)]
+    assert first == min(alike, key=lambda config: config.grad_accum_steps)
+    assert first != max(flat, key=lambda config: rates[config])
+
+
 def test_a_study_is_the_same_again_and_goes_on_as_if_never_interrupted() -> None:
     whole = go_on(sampler_of(), [], 8, by(TRUE))
     assert go_on(sampler_of(), [], 8, by(TRUE)) == whole
@@ -167,12 +177,12 @@ def test_trials_in_flight_are_left_alone_and_send_others_elsewhere() -> None:
     sampler, ended = sampler_of(), go_on(sampler_of(), [], 4, by(TRUE))
     alone = sampler.next_config(ended)
     flying = list(ended)
-    for _ in range(4):
+    for _ in range(6):
         flying.append(TrialRecord(number=len(flying), config=sampler.next_config(flying)))
     configs = [record.config for record in flying[4:]]
     assert configs[0] == alone
-    assert len(set(configs)) == 4
-    ran = [record.config.name for record in go_on(sampler, ended, 4, by(TRUE))[4:]]
+    assert len(set(configs)) == 6
+    ran = [record.config.name for record in go_on(sampler, ended, 6, by(TRUE))[4:]]
     assert [config.name for config in configs] != ran, "what is not measured yet teaches nothing"
 
 
