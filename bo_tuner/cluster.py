@@ -15,6 +15,7 @@ from bo_tuner.errors import ClusterError, ConfigError, DriverError
 from bo_tuner.hardware.catalogue import CPU_CORE
 from bo_tuner.hardware.names import find_device
 from bo_tuner.nvml import Nvml
+from bo_tuner.stored import known_fields
 from bo_tuner.text import fraction_in, gib
 
 __all__ = ["Cluster", "DeviceKind", "MemoryLimit"]
@@ -168,7 +169,7 @@ class Cluster:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Cluster:
         """The inverse of `to_dict`."""
-        return cls(**data)
+        return cls(**known_fields(cls, data))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ __all__ = [
     "StoreError",
     "StudyBusyError",
     "StudyMismatchError",
+    "UnreadableStudyError",
 ]
 
 
@@ -75,6 +76,10 @@ class StudyBusyError(BoTunerError):
 
 class StoreError(BoTunerError):
     """The storage does not answer, refuses a write, or does not hold what was asked for."""
+
+
+class UnreadableStudyError(StoreError):
+    """What is stored of a study is damaged, or written by a newer version."""
 
 
 class LaunchError(BoTunerError):

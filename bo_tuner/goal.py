@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from bo_tuner.errors import ConfigError
 from bo_tuner.outcome import TrialResult
+from bo_tuner.stored import known_fields
 from bo_tuner.text import did_you_mean, gib, rate, seconds
 
 if TYPE_CHECKING:
@@ -280,7 +281,7 @@ class Goal:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Goal:
         """The inverse of `to_dict`."""
-        return cls(**data)
+        return cls(**known_fields(cls, data))
 
 
 def _result_of(run: TrialRecord | TrialResult) -> TrialResult | None:

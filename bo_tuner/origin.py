@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from bo_tuner.stored import known_fields
+
 __all__ = ["REAL", "Origin", "OriginKind"]
 
 OriginKind = Literal["training", "simulation", "replay"]
@@ -47,7 +49,7 @@ class Origin:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Origin:
         """The inverse of `to_dict`."""
-        return cls(**data)
+        return cls(**known_fields(cls, data))
 
 
 REAL = Origin()

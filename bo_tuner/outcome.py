@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bo_tuner.precision import PRIOR, median_interval
+from bo_tuner.stored import known_fields
 
 __all__ = ["Measurement", "Outcome", "TrialLimits", "TrialResult"]
 
@@ -170,7 +171,7 @@ class Measurement:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Measurement:
         """The inverse of `to_dict`."""
-        values: dict[str, Any] = dict(data)
+        values = known_fields(cls, data)
         for name in ("peak_memory_bytes", "process_peak_bytes", "device_peak_bytes", "throttling"):
             if values.get(name) is not None:
                 values[name] = tuple(values[name])
@@ -248,7 +249,7 @@ class TrialResult:
     def from_dict(cls, data: Mapping[str, Any]) -> TrialResult:
         """The inverse of `to_dict`."""
         measurement = data.get("measurement")
-        values: dict[str, Any] = {**data, "outcome": Outcome(data["outcome"])}
+        values = {**known_fields(cls, data), "outcome": Outcome(data["outcome"])}
         values["measurement"] = Measurement.from_dict(measurement) if measurement else None
         values["rank_peaks_bytes"] = tuple(data.get("rank_peaks_bytes", ()))
         return cls(**values)

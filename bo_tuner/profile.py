@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from bo_tuner.stored import known_fields
+
 __all__ = ["WIDE", "LayerProfile", "ModelProfile", "Recomputed", "Tie"]
 
 WIDE = 8
@@ -64,8 +66,9 @@ class LayerProfile:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> LayerProfile:
         """The inverse of `dataclasses.asdict`."""
-        recomputed = data["recomputed"]
-        values: dict[str, Any] = {**data, "recomputed": recomputed and Recomputed(**recomputed)}
+        values = known_fields(cls, data)
+        if values.get("recomputed") is not None:
+            values["recomputed"] = Recomputed(**known_fields(Recomputed, data["recomputed"]))
         return cls(**values)
 
 
@@ -128,7 +131,7 @@ class ModelProfile:
     def from_dict(cls, data: Mapping[str, Any]) -> ModelProfile:
         """The inverse of `to_dict`."""
         kinds = [LayerProfile.from_dict(kind) for kind in data["kinds"]]
-        values: dict[str, Any] = {name: value for name, value in data.items() if name != "kinds"}
+        values = known_fields(cls, data)
         values["layers"] = tuple(kinds[index] for index in data["layers"])
-        values["ties"] = tuple(Tie(**tie) for tie in data["ties"])
+        values["ties"] = tuple(Tie(**known_fields(Tie, tie)) for tie in data["ties"])
         return cls(**values)

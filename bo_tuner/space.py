@@ -13,6 +13,7 @@ from bo_tuner.cluster import Cluster
 from bo_tuner.config import Offload, PipelineSchedule, TrainConfig, ZeroStage
 from bo_tuner.dimension import Dimension, check_apart
 from bo_tuner.errors import ConfigError
+from bo_tuner.stored import known_fields
 from bo_tuner.workload import ModelStructure
 
 if TYPE_CHECKING:
@@ -247,9 +248,9 @@ class SearchSpace:
     def from_dict(cls, data: Mapping[str, Any]) -> SearchSpace:
         """The inverse of `to_dict`."""
         values: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in data.items()
+            name: tuple(value) if isinstance(value, list) else value for name, value in known_fields(cls, data).items()
         }
-        values["batch_rule"] = BatchRule(**data["batch_rule"])
+        values["batch_rule"] = BatchRule(**known_fields(BatchRule, data["batch_rule"]))
         values["dimensions"] = tuple(
             Dimension.from_dict(name, dimension) for name, dimension in data.get("dimensions", {}).items()
         )

@@ -11,6 +11,7 @@ from bo_tuner.config import TrainConfig
 from bo_tuner.goal import THROUGHPUT, Goal
 from bo_tuner.outcome import Outcome, TrialResult
 from bo_tuner.precision import LaunchNoise
+from bo_tuner.stored import must_be_readable
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -30,7 +31,8 @@ __all__ = [
 
 RESULT_KEY = "result"
 ATTEMPTS_KEY = "attempts"
-_FIELDS = TrainConfig().params().keys()
+_SINCE_EVER = ("zero_stage", "micro_batch_size", "grad_accum_steps")
+"""Fields that trials of every version have; one that lacks a later field ran with what is its default now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,15 +57,20 @@ class TrialRecord:
 
     @classmethod
     def from_optuna(cls, trial: FrozenTrial, goal: Goal = THROUGHPUT) -> TrialRecord:
-        """Read a trial of ours; what was learned of it later is kept with the study."""
-        data = trial.user_attrs.get(RESULT_KEY)
-        return cls(
-            number=trial.number,
-            config=TrainConfig.from_params(trial.params),
-            result=TrialResult.from_dict(data) if data is not None else None,
-            attempts=tuple(TrialResult.from_dict(attempt) for attempt in trial.user_attrs.get(ATTEMPTS_KEY, [])),
-            goal=goal,
-        )
+        """Read a trial of ours; what was learned of it later is kept with the study.
+
+        Raises:
+            UnreadableStudyError: It is damaged, or written by a newer version in a way that this one does not know.
+        """
+        with must_be_readable(f"trial {trial.number}"):
+            data = trial.user_attrs.get(RESULT_KEY)
+            return cls(
+                number=trial.number,
+                config=TrainConfig.from_params(trial.params),
+                result=TrialResult.from_dict(data) if data is not None else None,
+                attempts=tuple(TrialResult.from_dict(attempt) for attempt in trial.user_attrs.get(ATTEMPTS_KEY, [])),
+                goal=goal,
+            )
 
     @property
     def samples_per_s(self) -> float | None:
@@ -196,8 +203,12 @@ def _finite(value: float) -> float | None:
 
 
 def records_of(trials: Iterable[FrozenTrial], goal: Goal = THROUGHPUT) -> list[TrialRecord]:
-    """The trials of a study that have a config, by number."""
-    return [TrialRecord.from_optuna(trial, goal) for trial in trials if trial.params.keys() >= _FIELDS]
+    """The trials of a study that have a config, by number.
+
+    Raises:
+        UnreadableStudyError: One cannot be read; the text says which.
+    """
+    return [TrialRecord.from_optuna(trial, goal) for trial in trials if trial.params.keys() >= set(_SINCE_EVER)]
 
 
 def goal_of(records: Sequence[TrialRecord]) -> Goal:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from bo_tuner.errors import ConfigError, ModelError
+from bo_tuner.stored import known_fields
 from bo_tuner.text import did_you_mean
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ class ModelStructure:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ModelStructure:
         """The inverse of `dataclasses.asdict`."""
-        values: dict[str, Any] = {**data, "layer_costs": tuple(data["layer_costs"])}
+        values = {**known_fields(cls, data), "layer_costs": tuple(data.get("layer_costs", ()))}
         return cls(**values)
 
 
@@ -189,7 +190,7 @@ class Workload:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Workload:
         """The inverse of `to_dict`."""
-        values: dict[str, Any] = {**data, "model": ModelSpec(**data["model"])}
+        values = {**known_fields(cls, data), "model": ModelSpec(**known_fields(ModelSpec, data["model"]))}
         if "structure" in data:
             values["structure"] = ModelStructure.from_dict(data["structure"])
         return cls(**values)

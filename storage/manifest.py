@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bo_tuner.cluster import Cluster
-from bo_tuner.errors import StoreError, StudyMismatchError
+from bo_tuner.errors import StudyMismatchError, UnreadableStudyError
 from bo_tuner.goal import THROUGHPUT, Goal
 from bo_tuner.origin import REAL, Origin
 from bo_tuner.space import SearchSpace
@@ -33,6 +33,8 @@ class Manifest:
     origin: Origin = REAL
     versions: Mapping[str, str] = field(default_factory=dict)
     """Of python, torch, deepspeed, transformers and bo_tuner; they may differ on resume."""
+    unknown: tuple[str, ...] = field(default=(), compare=False)
+    """What a newer version wrote and this one has no field for: such a study is shown, and not gone on with."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that JSON can hold."""
@@ -52,15 +54,15 @@ class Manifest:
         """The inverse of `to_dict`.
 
         Raises:
-            StoreError: Another version of bo_tuner wrote it.
+            UnreadableStudyError: Another version of bo_tuner wrote it.
         """
         version = data.get("schema_version")
         if version != SCHEMA_VERSION:
-            raise StoreError(
-                f"the study has schema version {version}, and this bo_tuner reads {SCHEMA_VERSION}: "
+            raise UnreadableStudyError(
+                f"it has schema version {version}, and this bo_tuner reads {SCHEMA_VERSION}: "
                 "upgrade bo_tuner, or start another study with --study"
             )
-        return cls(
+        manifest = cls(
             workload=Workload.from_dict(data["workload"]),
             cluster=Cluster.from_dict(data["cluster"]),
             space=SearchSpace.from_dict(data["space"]),
@@ -69,6 +71,7 @@ class Manifest:
             origin=Origin.from_dict(data.get("origin", {})),  # ... and had real steps only
             versions=data["versions"],
         )
+        return replace(manifest, unknown=tuple(_unknown(data, manifest.to_dict())))
 
     def check_same(self, other: Manifest, *, study_name: str) -> None:
         """Refuse to go on with a study for something else.
@@ -80,6 +83,11 @@ class Manifest:
         Raises:
             StudyMismatchError: Origin, goal, workload, hardware or space differ; the text names the first differences.
         """
+        if self.unknown:
+            raise StudyMismatchError(
+                f"study {study_name!r} was begun by a newer bo_tuner and depends on what this one does not know "
+                f"({', '.join(self.unknown[:3])}): upgrade, or start another study with --study NAME"
+            )
         mine, theirs = (json.loads(json.dumps(manifest.to_dict())) for manifest in (self, other))
         if abs(self.cluster.memory_bytes - other.cluster.memory_bytes) <= _SAME_MEMORY * self.cluster.memory_bytes:
             theirs["cluster"]["memory_bytes"] = self.cluster.memory_bytes
@@ -108,6 +116,15 @@ def _differences(mine: Any, theirs: Any, path: str) -> Iterator[str]:
             )
     elif _plain(mine) != _plain(theirs):
         yield f"{path} is {mine}, not {theirs}"
+
+
+def _unknown(stored: Mapping[str, Any], read: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    """Keys at any depth that were not read."""
+    for key, value in stored.items():
+        if key not in read:
+            yield f"{path}{key}"
+        elif isinstance(value, Mapping) and isinstance(read[key], Mapping):
+            yield from _unknown(value, read[key], f"{path}{key} ")
 
 
 def _plain(value: Any) -> Any:

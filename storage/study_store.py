@@ -16,15 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 from bo_tuner.budget import Spent
 from bo_tuner.config import TrainConfig
-from bo_tuner.errors import StoreError
+from bo_tuner.errors import StoreError, UnreadableStudyError
 from bo_tuner.goal import THROUGHPUT, Goal
 from bo_tuner.hardware import Hardware
 from bo_tuner.origin import REAL, Origin
 from bo_tuner.outcome import Outcome, TrialResult
 from bo_tuner.profile import ModelProfile
+from bo_tuner.storage.distributions import joined_distributions
 from bo_tuner.storage.lease import Lease, is_alive
 from bo_tuner.storage.location import Location, storage_answers
 from bo_tuner.storage.manifest import Manifest
+from bo_tuner.stored import must_be_readable
 from bo_tuner.text import did_you_mean, gib, rate
 from bo_tuner.trial import ATTEMPTS_KEY, RESULT_KEY, TrialRecord, best_of, holds, pareto_front, records_of
 
@@ -83,7 +85,7 @@ class StudyStore:
         """What the study was started for, which never changes; None when it does not exist, or died before that was written.
 
         Raises:
-            StoreError: It exists, and is not one of ours.
+            StoreError: It exists, and is not one of ours, or cannot be read.
         """
         if self._manifest is not None:
             return self._manifest
@@ -91,10 +93,11 @@ class StudyStore:
             return None
         data = self._user_attrs().get(_MANIFEST_KEY)
         if data is None:
-            if self.study.get_trials(deepcopy=False):
+            if self._trials():
                 raise self._foreign()
             return None
-        self._manifest = Manifest.from_dict(data)
+        with self._readable():
+            self._manifest = Manifest.from_dict(data)
         return self._manifest
 
     def create(self, manifest: Manifest) -> Manifest:
@@ -114,13 +117,14 @@ class StudyStore:
             self._study = optuna.create_study(
                 study_name=self.name, storage=storage, directions=manifest.goal.directions, load_if_exists=True
             )
-            stored = storage.get_study_user_attrs(self.id).get(_MANIFEST_KEY)
+            stored = self._user_attrs().get(_MANIFEST_KEY)
             if stored is None:
                 if [direction.name.lower() for direction in self._study.directions] != manifest.goal.directions:
                     raise self._foreign()
                 storage.set_study_user_attr(self.id, _MANIFEST_KEY, manifest.to_dict())
                 return manifest
-        first = Manifest.from_dict(stored)
+        with self._readable():
+            first = Manifest.from_dict(stored)
         first.check_same(manifest, study_name=self.name)
         return first
 
@@ -139,6 +143,8 @@ class StudyStore:
     def _own_manifest(self) -> Manifest | None:
         try:
             return self.manifest()
+        except UnreadableStudyError:
+            raise
         except StoreError:
             return None
 
@@ -168,14 +174,40 @@ class StudyStore:
     # -- trials ----------------------------------------------------------------------------------------------------
 
     def records(self) -> list[TrialRecord]:
-        """All trials, by number, with what was learned of them since."""
-        goal = self.goal
+        """All trials, by number, with what was learned of them since.
+
+        Raises:
+            UnreadableStudyError: A trial is damaged, or written by a newer version; the text says which.
+        """
+        goal, trials, attributes = self.goal, self._trials(), self._user_attrs()
+        with self._readable():
+            return [self._completed(record, attributes) for record in records_of(trials, goal)]
+
+    def _trials(self, *states: optuna.trial.TrialState) -> list[optuna.trial.FrozenTrial]:
+        """Those in one of these states; of all states where none is given."""
         with self._answers():
-            records = records_of(self.study.get_trials(deepcopy=False), goal)
-            attributes = self._user_attrs()
-        return [self._completed(record, attributes) for record in records]
+            try:
+                return self.study.get_trials(deepcopy=False, states=states or None)
+            except (ValueError, KeyError):  # Optuna does not say which
+                self._find_unreadable()
+                raise
+
+    def _find_unreadable(self) -> None:
+        from sqlalchemy import text
+
+        storage = self.location.open()
+        with storage.engine.connect() as connection:
+            query = "SELECT number, trial_id FROM trials WHERE study_id = :id ORDER BY number"
+            trials = list(connection.execute(text(query), {"id": self.id}))
+        for number, trial_id in trials:
+            with self._readable(), must_be_readable(f"trial {number}"):
+                storage.get_trial(trial_id)
 
     def _completed(self, record: TrialRecord, attributes: Mapping[str, Any]) -> TrialRecord:
+        with must_be_readable(f"trial {record.number}"):
+            return self._with_checks(record, attributes)
+
+    def _with_checks(self, record: TrialRecord, attributes: Mapping[str, Any]) -> TrialRecord:
         checks = attributes.get(f"{_CHECKS_KEY}{record.number}", {})
         limit_bytes: int | None = attributes.get(_LIMIT_KEY)
         stored = checks.get("confirmation")
@@ -194,13 +226,13 @@ class StudyStore:
         import optuna
 
         storage = self.location.open()
-        template = optuna.trial.create_trial(
-            state=optuna.trial.TrialState.RUNNING,
-            params=config.params(),
-            distributions=dict(space),
-            user_attrs={"name": config.name},
-        )
         with self._answers():
+            template = optuna.trial.create_trial(
+                state=optuna.trial.TrialState.RUNNING,
+                params=config.params(),
+                distributions=joined_distributions(storage, self.id, space),
+                user_attrs={"name": config.name},
+            )
             trial_id = storage.create_new_trial(self.id, template_trial=template)
             record = TrialRecord.from_optuna(storage.get_trial(trial_id), self.goal)
             return self._completed(record, self._user_attrs())
@@ -251,13 +283,14 @@ class StudyStore:
         """
         import optuna
 
-        with self._answers():
-            running = self.study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,))
-            unfinished: list[TrialRecord] = []
-            for record in records_of(running, self.goal):
-                if record.result is None:
-                    unfinished.append(record)
-                else:
+        with self._readable():
+            running = records_of(self._trials(optuna.trial.TrialState.RUNNING), self.goal)
+        unfinished: list[TrialRecord] = []
+        for record in running:
+            if record.result is None:
+                unfinished.append(record)
+            else:
+                with self._answers():
                     self._tell(record.number, self._trial_id(record), record.result)
         return unfinished
 
@@ -376,18 +409,22 @@ class StudyStore:
         self._set_attr(_CALIBRATION_KEY, hardware.to_dict())
 
     def calibration(self) -> Hardware | None:
-        """What `note_calibration` kept last; None before that."""
+        """What `note_calibration` kept last; None before that, and where another version kept it in another form."""
         stored = self._user_attrs().get(_CALIBRATION_KEY)
-        return None if stored is None else Hardware.from_dict(stored)
+        with contextlib.suppress(UnreadableStudyError), self._readable():
+            return None if stored is None else Hardware.from_dict(stored)
+        return None
 
     def note_profile(self, found: ModelProfile | str) -> None:
         """Keep what the model costs, or why nobody knows; a resume reads it instead of tracing again, and never compares it."""
         self._set_attr(_PROFILE_KEY, found if isinstance(found, str) else found.to_dict())
 
     def profile(self) -> ModelProfile | str | None:
-        """What `note_profile` kept last; None before that."""
+        """What `note_profile` kept last; None before that, and where another version kept it in another form."""
         stored = self._user_attrs().get(_PROFILE_KEY)
-        return stored if stored is None or isinstance(stored, str) else ModelProfile.from_dict(stored)
+        with contextlib.suppress(UnreadableStudyError), self._readable():
+            return stored if stored is None or isinstance(stored, str) else ModelProfile.from_dict(stored)
+        return None
 
     def last_stop(self) -> dict[str, str]:
         """`budget` and `reason` of the last run; nothing before the first."""
@@ -421,8 +458,9 @@ class StudyStore:
             return storage.get_study_id_from_name(self.name)
 
     def _user_attrs(self) -> dict[str, Any]:
-        with self._answers():
-            return self.location.open().get_study_user_attrs(self.id)
+        storage, study_id = self.location.open(), self.id
+        with self._answers(), self._readable("its attributes"):
+            return storage.get_study_user_attrs(study_id)
 
     def _set_attr(self, key: str, value: Any) -> None:
         with self._answers():
@@ -431,14 +469,22 @@ class StudyStore:
     def _answers(self) -> contextlib.AbstractContextManager[None]:
         return storage_answers(self.location.shown_url)
 
+    @contextlib.contextmanager
+    def _readable(self, part: str = "") -> Iterator[None]:
+        with must_be_readable(f"study {self.name!r}" + (f": {part}" if part else "")):
+            yield
+
 
 def study_names(location: Location) -> list[str]:
     """Studies in a database, newest last; none when the database does not exist."""
     if not location.holds_anything:
         return []
+    from sqlalchemy import text
+
     storage = location.open()
-    with storage_answers(location.shown_url):
-        return [study.study_name for study in storage.get_all_studies()]
+    with storage_answers(location.shown_url), storage.engine.connect() as connection:
+        # Optuna would read all attributes too, and stop at the first that is damaged.
+        return [str(name) for (name,) in connection.execute(text("SELECT study_name FROM studies ORDER BY study_id"))]
 
 
 def best_note(records: list[TrialRecord], origin: Origin = REAL) -> str:

@@ -63,6 +63,7 @@ LAYERS = (
         "partition",
         "precision",
         "profile",
+        "stored",
         "workload",
         "space",
         "trial",

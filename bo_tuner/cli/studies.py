@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from bo_tuner.cli.options import AsJson, Debug, Storage, StudyName, print_json
-from bo_tuner.errors import ConfigError, NothingFitsError, StoreError
+from bo_tuner.errors import ConfigError, NothingFitsError, StoreError, UnreadableStudyError
 from bo_tuner.objectives.training import DeepSpeedBackEnd, deepspeed_config
 from bo_tuner.objectives.training.dimensions import dimensions_found
 from bo_tuner.origin import Origin
@@ -125,25 +125,12 @@ def list_studies(storage: Storage = None, as_json: AsJson = False, debug: Debug 
     rows: list[dict[str, str | int | float | None]] = []
     lines: list[tuple[str, str]] = []
     for name in study_names(location):
-        store = StudyStore(location, name)
-        records, origin = store.records(), store.origin
-        best = best_of(records)
-        found = "nothing complete"
-        if best is not None:
-            found = f"best {rate(best.standing_samples_per_s or 0.0)}{best.beside} {best.config.name}"
-        unreal = "" if origin.is_real else f" ({origin.kind})"
-        lines.append((name, f"{count(len(records), 'trial'):>9}  {found}{unreal}"))
-        rows.append(
-            {
-                "study": name,
-                "origin": origin.kind,
-                "objective": store.goal.name,
-                "trials": len(records),
-                "best_name": best.config.name if best else None,
-                "samples_per_s": best.standing_samples_per_s if best else None,
-                "value": best.standing_value if best else None,
-            }
-        )
+        try:
+            row, line = _listed(StudyStore(location, name))
+        except UnreadableStudyError as error:
+            row, line = {"study": name, "unreadable": str(error)}, f"unreadable: {error}"
+        rows.append(row)
+        lines.append((name, line))
     if as_json:
         print_json({"storage": location.shown_url, "studies": rows})
     elif not rows:
@@ -151,6 +138,26 @@ def list_studies(storage: Storage = None, as_json: AsJson = False, debug: Debug 
     else:
         width = max(len(name) for name, _ in lines)
         print("\n".join(f"{name:<{width}}  {line}" for name, line in lines))
+
+
+def _listed(store: StudyStore) -> tuple[dict[str, str | int | float | None], str]:
+    """A study as `list` tells it, for programs and for people."""
+    records, origin = store.records(), store.origin
+    best = best_of(records)
+    found = "nothing complete"
+    if best is not None:
+        found = f"best {rate(best.standing_samples_per_s or 0.0)}{best.beside} {best.config.name}"
+    unreal = "" if origin.is_real else f" ({origin.kind})"
+    row: dict[str, str | int | float | None] = {
+        "study": store.name,
+        "origin": origin.kind,
+        "objective": store.goal.name,
+        "trials": len(records),
+        "best_name": best.config.name if best else None,
+        "samples_per_s": best.standing_samples_per_s if best else None,
+        "value": best.standing_value if best else None,
+    }
+    return row, f"{count(len(records), 'trial'):>9}  {found}{unreal}"
 
 
 def show_study(name: str, records: Sequence[TrialRecord], manifest: Manifest) -> str:

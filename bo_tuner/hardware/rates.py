@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from bo_tuner.stored import known_fields
+
 __all__ = ["Hardware", "Link", "MatmulRate"]
 
 
@@ -81,9 +83,9 @@ class Hardware:
     def from_dict(cls, data: Mapping[str, Any]) -> Hardware:
         """The inverse of `to_dict`."""
         parts: dict[str, Any] = {
-            **data,
-            "matmul": MatmulRate(**data["matmul"]),
-            "inside": Link(**data["inside"]),
-            "between": Link(**data["between"]),
+            **known_fields(cls, data),
+            "matmul": MatmulRate(**known_fields(MatmulRate, data["matmul"])),
+            "inside": Link(**known_fields(Link, data["inside"])),
+            "between": Link(**known_fields(Link, data["between"])),
         }
         return cls(**parts)
