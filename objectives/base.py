@@ -23,6 +23,10 @@ class TrialEvent:
     """Optimizer steps the trial runs at most."""
     memory_bytes: int | None = None
     """Highest of all ranks just now; None when not read."""
+    micro_batch: int = 0
+    """Which one of the running step is being worked on, from 1, where steps take long enough to tell; else 0."""
+    n_micro_batches: int = 0
+    """Of a step."""
 
 
 class EventSink(Protocol):

@@ -91,6 +91,8 @@ class StudyFrame:
             parts.append(f"try {len(running.attempts) + 1}")
         if event is not None:
             parts.append("starting" if event.phase == "start" else f"{event.phase} {event.step}/{event.n_steps}")
+            if event.micro_batch and event.n_micro_batches > 1:
+                parts.append(f"micro-batch {event.micro_batch} of {event.n_micro_batches}")
         if self._running_s is not None:
             parts.append(duration(self._running_s))
         fraction = event.step / event.n_steps if event is not None and event.n_steps else None

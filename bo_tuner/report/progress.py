@@ -1,7 +1,9 @@
-"""Plain progress: one line for every trial that ends, or nothing at all."""
+"""Plain progress: one line for every trial that ends, and where steps take long some in between; or nothing at all."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import TextIO
 
 from bo_tuner.engine import Snapshot
@@ -12,6 +14,10 @@ from bo_tuner.text import gib, rate
 from bo_tuner.trial import TrialRecord, best_of
 
 __all__ = ["LineProgress", "SilentProgress", "ending"]
+
+
+_WORD_EVERY_S = 15.0
+"""On a step that takes long."""
 
 
 class SilentProgress:
@@ -31,28 +37,39 @@ class SilentProgress:
 
 
 class LineProgress:
-    """Writes a line to a stream for every trial that ends, and nothing in between."""
+    """Writes a line to a stream for every trial that ends; in between only where steps take long, how far the running one is."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream
+        self._clock = clock
+        self._written_at = clock()
 
     def shows(self, snapshot: Snapshot) -> None:
-        """A step is no line."""
+        """A step is no line, but a long one is worth a word now and then."""
+        running, event = snapshot.running, snapshot.event
+        if running is None or event is None or not event.micro_batch:
+            return
+        if self._clock() - self._written_at > _WORD_EVERY_S:
+            where = f"step {event.step + 1}"
+            if event.n_micro_batches > 1:
+                where += f", micro-batch {event.micro_batch} of {event.n_micro_batches}"
+            self._write(f"      {running.number:>3}  {running.config.name:<18} {where}\n")
+
+    def _write(self, line: str) -> None:
+        self._stream.write(line)
+        self._stream.flush()
+        self._written_at = self._clock()
 
     def ended(self, record: TrialRecord, snapshot: Snapshot) -> None:
         """Add a line."""
         best = best_of(snapshot.records)
         mark = " *" if best is not None and best.number == record.number else ""
         text = f"trial {record.number:>3}  {record.config.name:<18} {ending(record.result, record.goal)}{mark}"
-        self._stream.write(f"{text}   [{snapshot.budget.left(snapshot.spent)}]\n")
-        self._stream.flush()
+        self._write(f"{text}   [{snapshot.budget.left(snapshot.spent)}]\n")
 
     def ran_again(self, record: TrialRecord, snapshot: Snapshot) -> None:
         """Add a line."""
-        self._stream.write(
-            f"again {record.number:>3}  {record.config.name:<18} {running_again(record, snapshot.purpose)}\n"
-        )
-        self._stream.flush()
+        self._write(f"again {record.number:>3}  {record.config.name:<18} {running_again(record, snapshot.purpose)}\n")
 
     def close(self) -> None:
         """The lines stand."""

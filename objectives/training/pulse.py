@@ -1,4 +1,4 @@
-"""Signs of life of ranks: a count that each rank raises in memory it shares with its supervisor.
+"""Signs of life of ranks: counts that each rank raises in memory it shares with its supervisor.
 
 A mark costs the rank well under a microsecond, wakes nobody and cannot block, so it does not slow the steps that are measured.
 """
@@ -15,6 +15,8 @@ from typing import TypeVar
 __all__ = ["Heart", "Pulses"]
 
 _COUNT = struct.Struct("=Q")
+_MICRO_BATCHES_AT = _COUNT.size
+"""In a slot, after the marks."""
 _SLOT_BYTES = 64
 """A cache line, so that ranks do not slow each other."""
 
@@ -29,11 +31,17 @@ class Heart:
             self._shared = mmap.mmap(opened.fileno(), 0)
         self._offset = rank * _SLOT_BYTES
         self._n_beats = 0
+        self._n_micro_batches = 0
 
     def beat(self, *_: object) -> None:
         """A mark: whatever was going on goes on well. Takes any arguments, so as to serve as a module's hook."""
         self._n_beats += 1
         _COUNT.pack_into(self._shared, self._offset, self._n_beats)
+
+    def micro_batch(self) -> None:
+        """Another micro-batch of training begins, with the loading of it."""
+        self._n_micro_batches += 1
+        _COUNT.pack_into(self._shared, self._offset + _MICRO_BATCHES_AT, self._n_micro_batches)
 
     def beating(self, items: Iterator[_T]) -> Iterator[_T]:
         """`items`, with a mark before and after each is fetched."""
@@ -95,6 +103,15 @@ class Pulses:
     def unmarked_s(self, rank: int, now: float) -> float:
         """Seconds since the last look that found a new mark of `rank`, whatever excuses it."""
         return now - self._heard[rank]
+
+    @property
+    def n_micro_batches(self) -> int:
+        """That the slowest rank has begun, of those that load any: of a pipeline its first and last stages; 0 before the first."""
+        counts = [
+            _COUNT.unpack_from(self._shared, rank * _SLOT_BYTES + _MICRO_BATCHES_AT)[0]
+            for rank in range(len(self._counts))
+        ]
+        return min(filter(None, counts), default=0)
 
     def close(self) -> None:
         """Let go of the memory."""

@@ -153,6 +153,7 @@ def _train(channel: Channel, rank: int, spec: Mapping[str, Any], enter: Callable
     accum = ds_config["gradient_accumulation_steps"]
     # Twice, since the optimizer's state is there only from the second step on.
     data.fetch_first(longest_of=spec["longest_of"], times=2 * accum)
+    data.on_fetch = heart.micro_batch
     enter("train")
     step = 0
     while True:

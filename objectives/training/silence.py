@@ -184,6 +184,11 @@ class SignsOfLife:
             seconds, what = silences_s[culprit], "gave no sign of life"
         return f"rank {culprit} {what} for {seconds:.0f} s{when}: {self._stacks[culprit].where}"
 
+    @property
+    def n_micro_batches(self) -> int:
+        """That the slowest rank has begun to train on."""
+        return self._pulses.n_micro_batches
+
     def where(self) -> str:
         """Where each rank stands, in one line."""
         self._ask()

@@ -16,11 +16,12 @@ from bo_tuner.objectives.launch import RankGroup
 from bo_tuner.objectives.memory import Conditions, ConditionsTold, DeviceProbe, HostProbe, MemoryGuard, MemoryReading
 from bo_tuner.objectives.training.failures import RankFailure
 from bo_tuner.objectives.training.oom_kills import OomKills
+from bo_tuner.objectives.training.pace import Pace
 from bo_tuner.objectives.training.silence import SignsOfLife
 from bo_tuner.objectives.training.stopping import RankStep, StoppingRule
 from bo_tuner.objectives.training.verdict import Verdict
 from bo_tuner.outcome import Measurement, Outcome, TrialLimits, TrialResult
-from bo_tuner.text import gib, rate
+from bo_tuner.text import count, gib, rate
 
 __all__ = ["TrialWatch"]
 
@@ -28,6 +29,8 @@ _POLL_S = 0.04
 """Between two looks at memory: 25 Hz."""
 _FEW_STEPS = 3
 """Of so few nobody expects that they have settled."""
+_TELL_MICRO_BATCHES_S = 2.0
+"""Of a step: where it takes longer, its running micro-batch is told."""
 _TELL_EVERY_S = 0.5
 """Between two words on memory to those who look on, while no step ends."""
 
@@ -56,6 +59,8 @@ class TrialWatch:
         self._cluster = cluster
         self._started = started
         self._rule = StoppingRule(limits, n_ranks=cluster.n_ranks, global_batch=config.global_batch(cluster.n_ranks))
+        self._pace = Pace(n_micro_batches=config.grad_accum_steps, longest_s=limits.longest_step_s)
+        self._step_at_least_s: float | None = None
         self._baselines: dict[int, int] = {}
         self._device_probe = DeviceProbe(devices, group.pids) if devices else None
         self._conditions = Conditions(devices)
@@ -86,6 +91,7 @@ class TrialWatch:
                 self._check_ends()
             if self._failure is None and not self._rule.is_done and not self._verdict.is_pending:
                 self._check_memory()
+                self._check_pace()
                 if time.monotonic() - self._told_at > _TELL_EVERY_S:
                     self._tell()
                 self._check_time(deadline)
@@ -158,6 +164,19 @@ class TrialWatch:
             reason=f"rank {breach.rank} used {used}, over the limit of {gib(self._limits.memory_bytes)}",
         )
 
+    def _check_pace(self) -> None:
+        if self._train_began is None or self._life is None:
+            return
+        now = time.monotonic()
+        self._pace.note(now, n_begun=self._life.n_micro_batches, n_steps=self._rule.n_finished)
+        self._step_at_least_s = self._pace.too_long(now)
+        if self._step_at_least_s is not None:
+            reason = (
+                f"an optimizer step of {count(self._config.global_batch(self._cluster.n_ranks), 'sample')} takes over "
+                f"{self._step_at_least_s:.0f} s, as its micro-batches show, and steps may take {self._limits.longest_step_s:g} s"
+            )
+            self._failure = RankFailure(outcome=Outcome.PRUNED, reason=reason)
+
     def _check_time(self, deadline: float) -> None:
         now = time.monotonic()
         reason = self._life.silence(now, n_steps=self._rule.n_finished) if self._life is not None else None
@@ -174,13 +193,24 @@ class TrialWatch:
         self._told_at = time.monotonic()
         phase = "measure" if self._rule.is_warm else ("warmup" if self._train_began else "start")
         memory = max([*self._peaks.values(), self._guard.peak_bytes or 0]) or None
+        tells = self._pace.running_s(self._told_at) > _TELL_MICRO_BATCHES_S
         self._on_event(
-            TrialEvent(phase=phase, step=self._rule.n_finished, n_steps=self._rule.n_steps, memory_bytes=memory)
+            TrialEvent(
+                phase=phase,
+                step=self._rule.n_finished,
+                n_steps=self._rule.n_steps,
+                memory_bytes=memory,
+                micro_batch=self._pace.micro_batch if tells else 0,
+                n_micro_batches=self._config.grad_accum_steps,
+            )
         )
 
     def result(self, *, seq_len: int, teardown_s: float, wall_s: float, log_tail: str) -> TrialResult:
         """The trial as it ended."""
         failure, bound = self._failure, self._rule.bound_samples_per_s
+        is_cut = failure is not None and failure.outcome is Outcome.PRUNED
+        if is_cut and self._step_at_least_s is not None:
+            bound = self._config.global_batch(self._cluster.n_ranks) / self._step_at_least_s
         peak = max([*self._peaks.values(), self._guard.peak_bytes or 0]) or None
         measurement, told = None, ConditionsTold()
         if failure is None:
@@ -209,7 +239,8 @@ class TrialWatch:
             outcome=failure.outcome if failure else Outcome.COMPLETE if bound is None else Outcome.PRUNED,
             reason=failure.reason if failure else "; ".join(self._remarks(told.throttling)),
             measurement=measurement,
-            bound_samples_per_s=None if failure else bound,
+            bound_samples_per_s=bound if failure is None or is_cut else None,
+            step_limit_s=self._limits.longest_step_s if is_cut else None,
             peak_memory_bytes=peak,
             rank_peaks_bytes=tuple(self._peaks[rank] for rank in range(self._cluster.n_ranks)),
             requested_bytes=failure.requested_bytes if failure else None,
@@ -221,7 +252,7 @@ class TrialWatch:
                 "measure": self._ended - warm,
                 "teardown": teardown_s,
             },
-            log_tail="\n".join([log_tail, *stacks]) if failure else "",
+            log_tail="\n".join([log_tail, *stacks]) if failure and not is_cut else "",
         )
 
     def _remarks(self, throttling: tuple[str, ...]) -> Iterator[str]:

@@ -210,6 +210,14 @@ def test_a_second_try_and_a_start_are_said() -> None:
     ]
 
 
+def test_the_running_micro_batch_is_said_where_steps_take_long_enough_to_tell(records: list[TrialRecord]) -> None:
+    event = TrialEvent(phase="warmup", step=1, n_steps=6, memory_bytes=GIB, micro_batch=3, n_micro_batches=64)
+    shown = replace(snapshot(records), event=event)
+    assert "warmup 1/6, micro-batch 3 of 64, 12s" in drawn(shown, width=120)
+    assert "micro-batch" not in drawn(replace(shown, event=replace(event, micro_batch=0)), width=120)
+    assert "micro-batch" not in drawn(replace(shown, event=replace(event, n_micro_batches=1)), width=120)
+
+
 def test_between_two_trials_it_says_that_one_is_chosen(records: list[TrialRecord]) -> None:
     assert "running  choosing the next config\n" in drawn(snapshot(records[:-1]))
 

@@ -227,6 +227,19 @@ def test_a_stream_that_is_no_terminal_gets_one_line_per_trial_and_nothing_betwee
     assert re.fullmatch(r"trial +3  z3_gas1_mbs8 +guarded: rank 0 used 5\.00 GiB.*left\]", lines[1])
 
 
+def test_where_steps_take_long_plain_lines_tell_the_running_micro_batch_now_and_then(
+    records: list[TrialRecord],
+) -> None:
+    stream, now = io.StringIO(), [100.0]
+    progress = LineProgress(stream, clock=lambda: now[0])
+    long = replace(STEP, step=1, micro_batch=3, n_micro_batches=64)
+    for now[0] in (101.0, 114.0, 116.0, 120.0, 130.0, 132.0):
+        progress.shows(snapshot(records, event=long))
+        progress.shows(snapshot(records, event=STEP))
+    said = f"      {records[-1].number:>3}  {records[-1].config.name:<18} step 2, micro-batch 3 of 64"
+    assert stream.getvalue().splitlines() == [said, said]
+
+
 def test_silent_progress_prints_nothing(records: list[TrialRecord], capfd: pytest.CaptureFixture[str]) -> None:
     progress = SilentProgress()
     progress.shows(snapshot(records, event=STEP))

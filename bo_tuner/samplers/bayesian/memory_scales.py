@@ -74,6 +74,8 @@ def memory_bounds(record: TrialRecord) -> tuple[float, float]:
     if not record.has_run:
         return peak, math.inf
     limits = [run.limit_bytes for run in record.runs if run.limit_bytes]
+    if record.result is not None and record.result.step_limit_s is not None:  # ended in the midst of its first steps
+        return peak, math.inf
     return (peak, peak) if peak else (0.0, min(limits, default=math.inf))
 
 

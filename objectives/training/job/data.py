@@ -146,6 +146,8 @@ class Watched:
             on_late: Called once, from another thread, when one takes longer.
         """
         self.waited_s = 0.0
+        self.on_fetch: Callable[[], None] = lambda: None
+        """Called before each micro-batch."""
         self.first = ""
         """The first micro-batch in words, once it was fetched."""
         self._batches = batches
@@ -169,6 +171,7 @@ class Watched:
         return self
 
     def __next__(self) -> Any:
+        self.on_fetch()
         self._since = began = time.perf_counter()
         try:
             return next(self._batches)

@@ -82,6 +82,24 @@ def test_both_optimizers_train(
     assert result.outcome is Outcome.COMPLETE, result.reason
 
 
+def test_a_trial_whose_micro_batches_show_that_its_step_takes_too_long_is_cut_in_the_first_one(
+    workload: Workload, cluster: Cluster, server: ForkServer, tmp_path: Path
+) -> None:
+    seen: list[TrialEvent] = []
+    config = TrainConfig(micro_batch_size=1024, grad_accum_steps=64)
+    objective = TrainingObjective(workload, cluster, server, log_dir=tmp_path)
+    limits = TrialLimits(memory_bytes=ROOMY, longest_step_s=2.0, deadline_s=120.0)
+    result = objective(config, limits=limits, on_event=seen.append)
+    assert result.outcome is Outcome.PRUNED, result.reason
+    assert (result.step_limit_s, result.measurement, result.log_tail) == (2.0, None, "")
+    assert result.bound_samples_per_s is not None
+    assert 0 < result.bound_samples_per_s < 2 * 1024 * 64 / 2.0
+    assert result.reason.startswith("an optimizer step of 131072 samples takes over ")
+    assert result.reason.endswith(" s, as its micro-batches show, and steps may take 2 s")
+    assert max(event.step for event in seen) == 0
+    assert all(event.n_micro_batches == 64 and 0 <= event.micro_batch < 64 for event in seen)
+
+
 def test_a_trial_leaves_nothing_behind(
     workload: Workload, cluster: Cluster, server: ForkServer, tmp_path: Path
 ) -> None:
