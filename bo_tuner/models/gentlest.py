@@ -9,24 +9,27 @@ import numpy as np
 from bo_tuner.models.choices import Floats
 from bo_tuner.precision import PRIOR
 
-__all__ = ["ALIKE", "gentlest"]
+__all__ = ["AS_EXPECTED", "AS_MEASURED", "gentlest"]
 
-ALIKE = math.log(1 + PRIOR.half_width)
-"""Of logarithms of rates: what launches of one config usually differ by; the cost model is off by more."""
+AS_MEASURED = math.log(1 + PRIOR.half_width)
+"""Of logarithms of rates: what launches of one config usually differ by, so that no trial can tell such configs apart."""
+AS_EXPECTED = math.log(1.1)
+"""By which the expectations of two configs must differ to count, before anything was measured: about what the cost model is off by."""
 _EQUAL = 1e-9
 """The first of equals is taken, which has the defaults of dimensions that nothing is known of."""
 
 
-def gentlest(log_worth: Floats, global_batch: Floats) -> int:
+def gentlest(log_worth: Floats, global_batch: Floats, *, alike: float = AS_MEASURED) -> int:
     """The place of the config to take.
 
-    Of those that no launch could tell from the best, the one with the smallest step: a larger batch changes how a model learns and takes
+    Of those that cannot be told from the best, the one with the smallest step: a larger batch changes how a model learns and takes
     longer to measure, and its gain has to pay for both. Of equally large steps the one that is worth most.
 
     Args:
         log_worth: Logarithm of what each config is worth; not empty.
         global_batch: Samples of an optimizer step of each.
+        alike: What is worth so much less than the best cannot be told from it.
     """
-    near = np.flatnonzero(log_worth >= log_worth.max() - ALIKE)
+    near = np.flatnonzero(log_worth >= log_worth.max() - alike)
     smallest = near[global_batch[near] == global_batch[near].min()]
     return int(smallest[log_worth[smallest] >= log_worth[smallest].max() - _EQUAL][0])

@@ -10,7 +10,7 @@ import numpy as np
 from bo_tuner.config import TrainConfig
 from bo_tuner.models.choices import Choices, Problem
 from bo_tuner.models.cost import times_of
-from bo_tuner.models.gentlest import gentlest
+from bo_tuner.models.gentlest import AS_EXPECTED, gentlest
 from bo_tuner.models.memory import memory_of
 from bo_tuner.text import count, gib, rate
 
@@ -38,7 +38,7 @@ def outlook(
         return f"the cost model expects that nothing fits: {gib(int(needed.min()))} a rank is the least"
     is_quick = step_s <= max(longest_step_s, float(step_s[fits].min()))
     rates = choices.global_batch / step_s
-    best = gentlest(np.where(fits & is_quick, np.log(rates), -math.inf), choices.global_batch)
+    best = gentlest(np.where(fits & is_quick, np.log(rates), -math.inf), choices.global_batch, alike=AS_EXPECTED)
     expected = rate(float(rates[best])).removesuffix("/s")
     return (
         f"the cost model expects most of {known[best].name}: {expected} samples/s, "

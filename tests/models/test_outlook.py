@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from bo_tuner.config import TrainConfig
 from bo_tuner.models.cost import times_of
@@ -28,12 +29,19 @@ def told(configs: Sequence[TrainConfig] = LADDER, limit_bytes: float = ROOMY, **
 
 
 def test_the_fastest_that_fits_is_named_with_its_rate_and_memory() -> None:
+    slow_again = tuple(replace(config, recompute=True) for config in LADDER)
     config = TrainConfig(micro_batch_size=8)
     expected = rate(8 * 8 / step_s(config)).removesuffix("/s")
-    assert told() == (
+    assert told((LADDER[0], config, *slow_again)) == (
         f"the cost model expects most of z0_gas1_mbs8: {expected} samples/s, {gib(int(needed(config)))} of memory a rank"
     )
     assert told(limit_bytes=needed(LADDER[1])).startswith("the cost model expects most of z0_gas1_mbs2: ")
+
+
+def test_of_those_that_are_about_as_fast_the_one_with_the_smallest_step_is_named() -> None:
+    larger, smaller = LADDER[3], LADDER[2]
+    assert 8 / step_s(larger) / 1.1 < 4 / step_s(smaller) < 8 / step_s(larger)
+    assert told((larger, smaller)).startswith("the cost model expects most of z0_gas1_mbs4: ")
 
 
 def test_configs_with_long_steps_are_left_out_as_long_as_there_are_others() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from bo_tuner.config import TrainConfig
 from bo_tuner.goal import Goal
 from bo_tuner.models.choices import Flags, Floats, Problem
-from bo_tuner.models.gentlest import gentlest
+from bo_tuner.models.gentlest import AS_EXPECTED, AS_MEASURED, gentlest
 from bo_tuner.open_candidates import OpenCandidates
 from bo_tuner.outcome import TrialResult
 from bo_tuner.samplers.base import CandidateSampler
@@ -80,7 +80,8 @@ class BayesianSampler(CandidateSampler):
         there = there.aimed(first)
         score = np.log(self._runs(known, there)) + self._promise(known, there)
         batches = np.array([config.global_batch(self._candidates.n_ranks) for config in weighed], dtype=float)
-        return weighed[gentlest(score, batches)]
+        alike = AS_EXPECTED if self._goes_by_expectation(known) else AS_MEASURED
+        return weighed[gentlest(score, batches, alike=alike)]
 
     def chance_of_gain(self, records: Sequence[TrialRecord], min_gain: float) -> float | None:
         """Probability that any open candidate is better than the best by more than `min_gain`; None under a goal with a front."""
@@ -113,14 +114,17 @@ class BayesianSampler(CandidateSampler):
 
     def _promise(self, known: _Known, there: Landscape) -> Floats:
         """Logarithm of what a trial may gain over what it costs."""
-        n = known.n_trials
-        if not len(known.measured) or (self._map.expects and n < _IN_EXPECTED_ORDER):
+        if self._goes_by_expectation(known):
             return there.log_rate
         learnt, best = self._learnt(known)
         gain = log_expected_improvement(learnt.predict(there), best)
         if not self._map.expects:
             return gain
-        return gain - _COST_POWER * _COOLING**n * np.log(known.start_up_s + _USUAL_STEPS * there.step_s)
+        return gain - _COST_POWER * _COOLING**known.n_trials * np.log(known.start_up_s + _USUAL_STEPS * there.step_s)
+
+    def _goes_by_expectation(self, known: _Known) -> bool:
+        """What was measured does not say yet which candidates are faster than others."""
+        return not len(known.measured) or (self._map.expects and known.n_trials < _IN_EXPECTED_ORDER)
 
     def _learnt(self, known: _Known) -> tuple[Regression, float]:
         """What the trials teach, once something is measured; and the best log rate among them, noise left out."""
