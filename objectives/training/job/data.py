@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from .epochs import Epochs, tell_epoch
 from .errors import JobError
-from .functions import call_offering, load_function
+from .functions import call_offering, load_function, takes
 from .hugging_face import SyntheticData
 from .pipeline import data_parallel_rank
 from .randomness import Randomness
@@ -24,7 +25,9 @@ __all__ = ["Watched", "describe", "micro_batches", "moved", "n_tokens"]
 def micro_batches(
     job: Mapping[str, Any], *, micro_batch_size: int, rank: int = 0, world_size: int = 1, n_workers: int = 0
 ) -> Iterator[Any]:
-    """Endless micro-batches on the host. Replicas draw their own samples; the stages of one replica get the same.
+    """Endless micro-batches on the host. Replicas share the samples of every epoch; the stages of one replica get the same.
+
+    What a function that takes `rank` returns is this replica's share already.
 
     The user's function is called for the first one, so that whoever times that, times the function too.
 
@@ -50,19 +53,28 @@ def _made(job: Mapping[str, Any], micro_batch_size: int, rank: int, world_size: 
     own_seed = seed * 1_000_003 + rank
     if job.get("data") is None:
         samples = SyntheticData(job["model"]["architecture"], seq_len=job["seq_len"], seed=seed)
-        return _drawn(samples, micro_batch_size, own_seed, n_workers)
+        order = Epochs(len(samples), seed=seed, replica=rank, n_replicas=world_size)
+        return _loaded(samples, order, micro_batch_size, n_workers)
     offered = {"micro_batch_size": micro_batch_size, "rank": rank, "world_size": world_size, "seed": seed}
     hint = "" if job["seq_len"] else " (with --seq-len it is given a seq_len)"
     if job["seq_len"]:
         offered["seq_len"] = job["seq_len"]
     randomness = Randomness(own_seed)
     with randomness.own():
-        made = call_offering(load_function(job["data"]), "the data function", hint, **offered)
-    return _apart(_batches_of(made, micro_batch_size, own_seed, n_workers), randomness)
+        function = load_function(job["data"])
+        made = call_offering(function, "the data function", hint, **offered)
+        is_share = takes(function, "rank")
+
+    def ordered(n_samples: int) -> Epochs:
+        if is_share:
+            return Epochs(n_samples, seed=own_seed)
+        return Epochs(n_samples, seed=seed, replica=rank, n_replicas=world_size)
+
+    return _apart(_batches_of(made, ordered, micro_batch_size, n_workers), randomness)
 
 
-def _batches_of(made: Any, micro_batch_size: int, seed: int, n_workers: int) -> Iterator[Any]:
-    """Micro-batches of what the user's function returned."""
+def _batches_of(made: Any, ordered: Callable[[int], Epochs], micro_batch_size: int, n_workers: int) -> Iterator[Any]:
+    """Micro-batches of what the user's function returned; `ordered` is told how many samples a data set has."""
     if isinstance(made, IterableDataset):
         loader = DataLoader(
             made, batch_size=micro_batch_size, num_workers=n_workers, drop_last=True, pin_memory=_pins()
@@ -71,9 +83,10 @@ def _batches_of(made: Any, micro_batch_size: int, seed: int, n_workers: int) -> 
     if isinstance(made, Dataset) or (
         hasattr(made, "__getitem__") and hasattr(made, "__len__") and not isinstance(made, Mapping)
     ):
-        if not len(made):  # type: ignore[arg-type]  # a map-style data set has a length
+        n_samples = len(made)  # type: ignore[arg-type]  # a map-style data set has a length
+        if not n_samples:
             raise JobError("the data set must hold samples; it is empty")
-        return _drawn(made, micro_batch_size, seed, n_workers)
+        return _loaded(made, ordered(n_samples), micro_batch_size, n_workers)
     if not isinstance(made, Iterable) or isinstance(made, Mapping | str):
         raise JobError(
             "the data function must return a Dataset, a DataLoader or an iterable of micro-batches; "
@@ -90,12 +103,9 @@ def _apart(batches: Iterator[Any], randomness: Randomness) -> Iterator[Any]:
         yield batch
 
 
-def _drawn(samples: Any, micro_batch_size: int, seed: int, n_workers: int) -> Iterator[Any]:
-    """Samples drawn at random, with replacement."""
-    generator = torch.Generator().manual_seed(seed)
-    sampler = RandomSampler(samples, replacement=True, num_samples=1 << 30, generator=generator)
+def _loaded(samples: Any, order: Epochs, micro_batch_size: int, n_workers: int) -> Iterator[Any]:
     return iter(
-        DataLoader(samples, batch_size=micro_batch_size, sampler=sampler, num_workers=n_workers, pin_memory=_pins())
+        DataLoader(samples, batch_size=micro_batch_size, sampler=order, num_workers=n_workers, pin_memory=_pins())
     )
 
 
@@ -106,7 +116,8 @@ def _pins() -> bool:
 def _endless(loader: Iterable[Any], micro_batch_size: int) -> Iterator[Any]:
     """Epoch after epoch; an incomplete last micro-batch of an epoch is left out, as `drop_last` does."""
     n_before = 0
-    while True:
+    for epoch in itertools.count():
+        tell_epoch(loader, epoch)
         n_given = 0
         for batch in loader:
             size = _n_samples(batch)

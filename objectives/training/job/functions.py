@@ -16,7 +16,7 @@ from typing import Any
 
 from .errors import JobError
 
-__all__ = ["call_offering", "find_function", "load_file", "load_function", "load_object", "one_line"]
+__all__ = ["call_offering", "find_function", "load_file", "load_function", "load_object", "one_line", "takes"]
 
 
 def find_function(reference: str) -> tuple[Path, str]:
@@ -119,12 +119,7 @@ def call_offering(function: Callable[..., Any], what: str, hint: str = "", /, **
     Raises:
         JobError: It needs other arguments, or raises.
     """
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        parameters = []  # a builtin that does not tell
-    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    names = {parameter.name for parameter in parameters if parameter.kind is not parameter.POSITIONAL_ONLY}
+    parameters = _parameters(function)
     needed = [
         parameter.name
         for parameter in parameters
@@ -135,7 +130,7 @@ def call_offering(function: Callable[..., Any], what: str, hint: str = "", /, **
     if needed:
         can = f"only {', '.join(offered)}" if offered else "no arguments"
         raise JobError(f"{what} must take {can}; it needs {', '.join(needed)}{hint}")
-    arguments = {name: value for name, value in offered.items() if takes_all or name in names}
+    arguments = {name: value for name, value in offered.items() if takes(function, name)}
     try:
         return function(**arguments)
     except JobError:
@@ -146,6 +141,22 @@ def call_offering(function: Callable[..., Any], what: str, hint: str = "", /, **
         if "DefaultCPUAllocator" in str(error):
             raise  # memory, which the trial's judge knows better
         raise JobError(f"{what} must not raise, and raises {type(error).__name__}: {one_line(error)}") from error
+
+
+def takes(function: Callable[..., Any], name: str) -> bool:
+    """It has a parameter that this can be passed to by name."""
+    return any(
+        parameter.kind is parameter.VAR_KEYWORD
+        or (parameter.name == name and parameter.kind is not parameter.POSITIONAL_ONLY)
+        for parameter in _parameters(function)
+    )
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return []  # a builtin that does not tell
 
 
 def one_line(error: BaseException, longest: int = 300) -> str:

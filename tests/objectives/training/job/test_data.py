@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from bo_tuner.objectives.training.job.data import Watched, describe, micro_batches, moved
+from bo_tuner.objectives.training.job.epochs import Epochs
 from bo_tuner.objectives.training.job.errors import JobError
 from bo_tuner.workload import ModelSpec
 
@@ -21,7 +22,7 @@ Batches = Callable[..., list[Any]]
 SETS = """
 import itertools, random
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
 
 class Rows(Dataset):
     make = staticmethod(lambda index: index)
@@ -63,6 +64,11 @@ def shy(micro_batch_size): return DataLoader(Tensors(), batch_size=5)
 def loader(micro_batch_size): return DataLoader(TensorDataset(torch.arange(10.0)), batch_size=micro_batch_size)
 def shuffled(micro_batch_size): return DataLoader(Tensors(), batch_size=micro_batch_size, shuffle=True)
 def everything(**given): return [str(sorted(given.items()))]
+def share(rank, world_size): return [torch.tensor([index + 50 * rank]) for index in range(50)]
+def distributed(micro_batch_size):
+    data = TensorDataset(torch.arange(10))
+    order = DistributedSampler(data, num_replicas=1, rank=0)
+    return DataLoader(data, batch_size=micro_batch_size, sampler=order, collate_fn=lambda rows: torch.stack([row[0] for row in rows])[:, None])
 def seen(micro_batch_size, rank, world_size, seed, seq_len):
     while True:
         yield torch.tensor([[rank, world_size, seed, seq_len]] * micro_batch_size)
@@ -136,10 +142,37 @@ def test_without_a_function_samples_are_made_up_for_the_model(batches: Batches) 
     assert describe(batch) == "input_ids: int64 [3, 16], attention_mask: int64 [3, 16], labels: int64 [3, 16]"
 
 
-def test_a_data_set_is_drawn_at_random(batches: Batches) -> None:
-    drawn = torch.cat(taken(batches("tensors", 10), 20)).flatten().tolist()  # type: ignore[arg-type]
-    assert 70 < len(set(drawn)) < 100
-    assert drawn[:100] != sorted(drawn[:100])
+def values(batches: Iterator[Any], n: int) -> list[int]:
+    return [int(value) for value in torch.cat(taken(batches, n)).flatten()]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 5])
+def test_an_epoch_shows_every_sample_once_over_all_replicas_in_an_order_of_its_own(
+    world_size: int, batches: Batches
+) -> None:
+    n = 100 // world_size
+    shares = [values(batches("tensors", 5, rank=rank, world_size=world_size), 2 * n // 5) for rank in range(world_size)]  # type: ignore[arg-type]
+    epochs = [[value for share in shares for value in share[part]] for part in (slice(n), slice(n, 2 * n))]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(100))
+    assert epochs[0] != epochs[1] and epochs[0] != sorted(epochs[0])
+
+
+def test_nothing_is_left_out_or_doubled_where_shares_are_not_even() -> None:
+    orders = [iter(Epochs(7, seed=3, replica=replica, n_replicas=3)) for replica in range(3)]
+    met = [next(order) for _ in range(14) for order in orders]
+    assert [sorted(met[start : start + 7]) for start in range(0, 42, 7)] == [list(range(7))] * 6
+
+
+def test_what_a_function_that_takes_the_rank_returns_is_a_share_already(batches: Batches) -> None:
+    for rank in (0, 1):
+        share = values(batches("share", 5, rank=rank, world_size=2), 10)  # type: ignore[arg-type]
+        assert sorted(share) == list(range(50 * rank, 50 * rank + 50))
+
+
+def test_a_sampler_of_the_users_is_told_the_epoch(batches: Batches) -> None:
+    first, second = taken(batches("distributed", 10), 2)  # type: ignore[arg-type]
+    assert sorted(first.flatten().tolist()) == sorted(second.flatten().tolist()) == list(range(10))
+    assert not torch.equal(first, second)
 
 
 @pytest.mark.parametrize("name", ["stream", "loader"])
