@@ -45,7 +45,7 @@ class Spent:
 class Budget:
     """Limits on a whole study; the one reached first ends it. None means no such limit.
 
-    A running trial is always finished: time limits are looked at between trials.
+    A trial that runs when a limit of time is reached is interrupted.
     """
 
     trials: int | None = None

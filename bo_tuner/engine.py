@@ -15,7 +15,7 @@ from bo_tuner.config import TrainConfig
 from bo_tuner.deadlines import trial_deadline_s
 from bo_tuner.objectives import EventSink, Objective, TrialEvent
 from bo_tuner.open_candidates import OpenCandidates
-from bo_tuner.outcome import TrialLimits, TrialResult
+from bo_tuner.outcome import Outcome, TrialLimits, TrialResult
 from bo_tuner.samplers import CandidateSampler, SpaceExhausted
 from bo_tuner.space import default_config, lightest
 from bo_tuner.storage import Manifest, StudyStore
@@ -23,6 +23,8 @@ from bo_tuner.trial import TrialRecord, best_of, launch_noise
 
 __all__ = ["Engine", "Progress", "Snapshot", "StopReason"]
 
+MOST_KILLS = 2
+"""A config is set aside once so many of its launches took the process that drives the study with them."""
 _MOST_FAILURES_IN_A_ROW = 3
 _USUAL_STEPS = 12
 """For the deadline, where the number of steps is not limited."""
@@ -160,13 +162,16 @@ class Engine:
 
     def _search(self) -> StopReason:
         n_before = len(self._store.records())
-        for interrupted in self._store.settle():
-            self._run_trial(interrupted)
+        interrupted = self._store.settle()
         while True:
             self._store.check_lease()
             records = self._store.records()
-            if self._budget.is_used_up(self._store.spent(records).later(self._kept_back_s(records))):
+            if self._is_used_up(records):
                 return StopReason.BUDGET
+            if interrupted:
+                if not self._run_trial(interrupted.pop(0)):
+                    return StopReason.BUDGET
+                continue
             has_completed = any(record.standing_samples_per_s is not None for record in records)
             if not has_completed and _is_broken(records[n_before:]):  # a mended machine gets another chance
                 return StopReason.BROKEN
@@ -177,7 +182,8 @@ class Engine:
                 return StopReason.EXHAUSTED
             if config is None:
                 return StopReason.CONVERGED
-            self._run_trial(self._store.begin(config, self._sampler.search_space))
+            if not self._run_trial(self._store.begin(config, self._sampler.search_space)):
+                return StopReason.BUDGET
             self._repeat_first()
 
     def _has_converged(self, records: Sequence[TrialRecord]) -> bool:
@@ -207,13 +213,15 @@ class Engine:
                 return config
         return self._sampler.next_config(records)
 
-    def _run_trial(self, record: TrialRecord) -> None:
+    def _run_trial(self, record: TrialRecord) -> bool:
+        """Run a trial to its end; False where the budget ended it: it stays interrupted, and runs again under a larger one."""
         while True:
             records = self._store.records()
-            result = self._objective(
-                record.config, limits=self._limits(record.config, records), on_event=self._sink(record, records)
-            )
-            if not _deserves_another_try(result, record.attempts):
+            limits = replace(self._limits(record.config, records), left_s=self._search_s_left(records))
+            result = self._launch(record, limits, records)
+            if limits.ran_out(result):
+                return False
+            if not _deserves_another_try(result, record.attempts) or self._store.n_kills(record) >= MOST_KILLS:
                 break
             record = self._store.add_attempt(record, result)
         counts = _that_counts(result, record.attempts)
@@ -222,6 +230,21 @@ class Engine:
             record, result = self._store.keep_attempts(record, (*others, result)), counts
         self._store.finish(record, result)
         self._progress.ended(replace(record, result=result), self._snapshot(self._store.records()))
+        return True
+
+    def _launch(
+        self, record: TrialRecord, limits: TrialLimits, records: Sequence[TrialRecord], purpose: str = ""
+    ) -> TrialResult:
+        """Run a config once; not if this process, or the machine, died of it twice."""
+        n_kills = self._store.n_kills(record, purpose)
+        if n_kills >= MOST_KILLS:
+            return TrialResult(
+                outcome=Outcome.FAILED,
+                reason=f"set aside: this process was killed, or the machine went down, {n_kills} times while it ran",
+                limit_bytes=limits.memory_bytes,
+            )
+        with self._store.launching(record, purpose):
+            return self._objective(record.config, limits=limits, on_event=self._sink(record, records, purpose))
 
     # -- running configs again -------------------------------------------------------------------------------------
 
@@ -280,14 +303,23 @@ class Engine:
     def _run_again(self, record: TrialRecord, purpose: str, limits: TrialLimits) -> TrialResult:
         """Another launch of a trial's config, never ended for being slow."""
         self._store.check_lease()
-        return self._objective(
-            record.config,
-            limits=replace(limits, incumbent_samples_per_s=None, longest_step_s=None),
-            on_event=self._sink(record, self._store.records(), purpose),
-        )
+        limits = replace(limits, incumbent_samples_per_s=None, longest_step_s=None)
+        return self._launch(record, limits, self._store.records(), purpose)
 
     def _tell_again(self, record: TrialRecord, purpose: str) -> None:
         self._progress.ran_again(record, replace(self._snapshot(self._store.records()), purpose=purpose))
+
+    def _is_used_up(self, records: Sequence[TrialRecord]) -> bool:
+        """Nothing is left to run a trial with, or less time than the shortest one took."""
+        left_s = self._search_s_left(records)
+        shortest_s = min((record.result.wall_s for record in records if record.result and record.has_run), default=0.0)
+        is_short = left_s is not None and left_s <= shortest_s
+        return is_short or self._budget.is_used_up(self._store.spent(records))
+
+    def _search_s_left(self, records: Sequence[TrialRecord]) -> float | None:
+        """Seconds that trials may still take, so that the winner's confirmation fits too; None where time is not limited."""
+        left_s = self._budget.seconds_left(self._store.spent(records))
+        return None if left_s is None else left_s - self._kept_back_s(records)
 
     def _kept_back_s(self, records: Sequence[TrialRecord]) -> float:
         """Seconds of the budget that the winner's confirmation will take; none before there is one."""

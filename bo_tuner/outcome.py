@@ -58,6 +58,8 @@ class TrialLimits:
     """Measuring ends once the 95 % interval of the median step time is narrower than this fraction of it."""
     deadline_s: float = 180.0
     """Seconds from launch to the last step; past it the ranks are killed."""
+    left_s: float | None = None
+    """Seconds that the study's budget leaves for it, whatever it does; None for no end."""
     memory_bytes: int
     """Bytes per rank; a rank above it ends the trial."""
     incumbent_samples_per_s: float | None = None
@@ -70,6 +72,10 @@ class TrialLimits:
     """Before anything is measured, train on the largest of this many micro-batches, where they differ in size."""
     launch_half_width: float = PRIOR.half_width
     """What launches of one config differ by: half of the 95 % interval, as a fraction of the step time."""
+
+    def ran_out(self, result: TrialResult) -> bool:
+        """The budget ended the trial, which says nothing of its config."""
+        return result.outcome is Outcome.TIMEOUT and self.left_s is not None and result.wall_s >= self.left_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from bo_tuner.objectives.base import EventSink, TrialEvent
@@ -43,18 +44,19 @@ def pretended(
     Returns:
         COMPLETE, PRUNED or TIMEOUT; `wall_s` and `phases_s` are what it would have taken.
     """
+    deadline_s = min(limits.deadline_s, limits.left_s if limits.left_s is not None else math.inf)
     rule = StoppingRule(limits, n_ranks=n_ranks, global_batch=global_batch)
     passed_s, warm_s = start_up_s, None
     on_event(TrialEvent(phase="start"))
     for times in steps:
         passed_s += max(times)
-        if passed_s > limits.deadline_s:
+        if passed_s > deadline_s:
             return TrialResult(
                 outcome=Outcome.TIMEOUT,
-                reason=f"not done after {limits.deadline_s:.0f} s, still in step {rule.n_finished + 1}",
+                reason=f"not done after {deadline_s:.0f} s, still in step {rule.n_finished + 1}",
                 limit_bytes=limits.memory_bytes,
                 peak_memory_bytes=peak_bytes,
-                wall_s=limits.deadline_s,
+                wall_s=deadline_s,
             )
         for rank, seconds in enumerate(times):
             rule.add(rank, RankStep(total_s=seconds, engine_s=seconds))

@@ -47,6 +47,8 @@ _CALIBRATION_KEY = "calibration"
 _PROFILE_KEY = "profile"
 _CHECKS_KEY = "checks:"
 """Followed by a trial's number: the runs of its config after it was told, when it takes no more attributes."""
+_LAUNCHES_KEY = "launches"
+"""By trial and purpose, how many launches began whose end was not seen."""
 _CONSTRAINT = "memory"
 
 
@@ -275,6 +277,25 @@ class StudyStore:
         self._save_spent()
         return record
 
+    @contextlib.contextmanager
+    def launching(self, record: TrialRecord, purpose: str = "") -> Iterator[None]:
+        """Count a launch of a trial's config until its end is seen, good or bad: one that stays counted took this process with it."""
+        key = _launch_key(record, purpose)
+        before = self._launches()
+        self._set_attr(_LAUNCHES_KEY, {**before, key: before.get(key, 0) + 1})
+        try:
+            yield
+        finally:
+            with contextlib.suppress(StoreError):  # what follows a storage that fails is told by the next write
+                self._set_attr(_LAUNCHES_KEY, before)
+
+    def n_kills(self, record: TrialRecord, purpose: str = "") -> int:
+        """Launches of a trial's config that took the process that drove the study with them, or the machine; none may run now."""
+        return self._launches().get(_launch_key(record, purpose), 0)
+
+    def _launches(self) -> dict[str, int]:
+        return self._user_attrs().get(_LAUNCHES_KEY, {})
+
     def settle(self) -> list[TrialRecord]:
         """After an interruption: tell Optuna results that it was not told.
 
@@ -473,6 +494,10 @@ class StudyStore:
     def _readable(self, part: str = "") -> Iterator[None]:
         with must_be_readable(f"study {self.name!r}" + (f": {part}" if part else "")):
             yield
+
+
+def _launch_key(record: TrialRecord, purpose: str) -> str:
+    return f"{record.number} {purpose}".strip()
 
 
 def study_names(location: Location) -> list[str]:

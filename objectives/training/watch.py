@@ -186,6 +186,8 @@ class TrialWatch:
             doing = f"in step {self._rule.n_finished + 1}" if self._train_began else "before its first step"
             where = f": {self._life.where()}" if self._life is not None else ""
             reason = f"not done after {deadline - self._started:.0f} s, still {doing}{where}"
+        if self._limits.left_s is not None and now > self._started + self._limits.left_s:
+            reason = "the budget is used up"
         if reason is not None:
             self._failure = RankFailure(outcome=Outcome.TIMEOUT, reason=reason)
 

@@ -45,7 +45,7 @@ class Analytic:
 
     `bytes_of` a ZeRO stage are needed before the first sample. `script` overrides: how the first runs of a config end, in
     turn; "*" stands for every config. `interrupts_at` is the number of the call that Ctrl-C hits. `slowed` tells by which factors the
-    runs of a config take longer than they should, in turn; `half_width` what every run claims for its interval.
+    runs of a config take longer than they should, in turn; `half_width` what every run claims for its interval, `wall_s` for its length.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class Analytic:
         interrupts_at: int | None = None,
         slowed: Mapping[str, list[float]] | None = None,
         half_width: float | None = None,
+        wall_s: float = 1.0,
     ) -> None:
         self.calls: list[str] = []
         self.limits: list[TrialLimits] = []
@@ -64,6 +65,7 @@ class Analytic:
         self._interrupts_at = interrupts_at
         self._slowed = {name: list(factors) for name, factors in (slowed or {}).items()}
         self._half_width = half_width
+        self._wall_s = wall_s
 
     def __call__(self, config: TrainConfig, *, limits: TrialLimits, on_event: EventSink) -> TrialResult:
         self.calls.append(config.name)
@@ -100,7 +102,7 @@ class Analytic:
             measurement=measurement,
             peak_memory_bytes=used,
             limit_bytes=limits.memory_bytes,
-            wall_s=1.0,
+            wall_s=self._wall_s,
             phases_s={"start": 20.0},
         )
 

@@ -27,7 +27,7 @@ def test_a_study_runs_to_its_budget_of_trials(bench: Bench) -> None:
 
 
 def test_a_study_ends_when_its_time_is_up(bench: Bench) -> None:
-    objective = Analytic()
+    objective = Analytic(wall_s=0.001)
     assert bench.run(objective, "5000 trials, 0.3s", space=WIDE, is_timed=True) is StopReason.BUDGET
     spent = bench.store.spent()
     assert spent.seconds >= 0.3
@@ -36,7 +36,7 @@ def test_a_study_ends_when_its_time_is_up(bench: Bench) -> None:
 
 def test_a_study_ends_when_its_device_hours_are_up(bench: Bench) -> None:
     budget = Budget(trials=5000, device_hours=0.6 / 3600)
-    assert bench.run(Analytic(), budget, space=WIDE, is_timed=True) is StopReason.BUDGET
+    assert bench.run(Analytic(wall_s=0.001), budget, space=WIDE, is_timed=True) is StopReason.BUDGET
     spent = bench.store.spent()
     assert spent.device_seconds >= 0.6
     assert spent.device_seconds == pytest.approx(N_RANKS * spent.seconds)

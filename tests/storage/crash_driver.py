@@ -20,6 +20,7 @@ from typing import Any
 
 import optuna
 
+from bo_tuner import engine as engine_module
 from bo_tuner.budget import Budget
 from bo_tuner.cluster import Cluster
 from bo_tuner.config import TrainConfig
@@ -266,6 +267,7 @@ def main() -> int:
     )
     parser.add_argument("--trial-s", type=float, default=TRIAL_S)
     options = parser.parse_args()
+    engine_module.MOST_KILLS = 1000  # trials are killed here for no fault of theirs, and some of them often
     try:
         for death in options.die_at:
             drive_to_death(options, death)

@@ -27,7 +27,7 @@ N_TRIALS = 16
 N_KILLS = 20
 N_SHORT = 5
 """Trials of the studies that are killed at one point only; the third is one that is tried twice."""
-N_TRANSACTIONS = 12
+N_TRANSACTIONS = 14
 """More than a trial has that write."""
 _LONGEST_RUN_S = 400.0
 
