@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.trials import Trials, trials_of
 from bo_tuner.config import TrainConfig
-from bo_tuner.objectives.training.objective import rank_environment
+from bo_tuner.objectives.training.environment import rank_environment
 from bo_tuner.report import write_job
 from bo_tuner.trial import TrialRecord
 
@@ -47,7 +47,7 @@ def cold_s(trials: Trials, job: Path, n_measured: int) -> float:
     began = time.monotonic()
     ended = subprocess.run(
         [*command, "--nproc-per-node", str(trials.cluster.n_ranks), str(job / "train.py"), "--steps", str(_N_STEPS)],
-        env={**os.environ, **rank_environment(trials.cluster), **trials.server.environment},
+        env={**os.environ, **rank_environment(trials.cluster, None), **trials.server.environment},
         capture_output=True,
         text=True,
         timeout=_LONGEST_START_S,

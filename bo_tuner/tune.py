@@ -7,7 +7,7 @@ import functools
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,6 +64,8 @@ class BestTrial:
     """With the user's own dimensions."""
     origin: Origin = REAL
     """Whether anything was measured here."""
+    environment: Mapping[str, str] | None = None
+    """The user's variables that the trials ran with, as far as they are known."""
 
     @property
     def config(self) -> TrainConfig:
@@ -102,6 +104,7 @@ class BestTrial:
             study_folder=self.study_folder,
             origin=self.origin,
             dimensions=self._dimensions(),
+            environment=self.environment,
         )
 
     def _dimensions(self) -> tuple[Dimension, ...]:
@@ -140,6 +143,7 @@ class TuneResult:
             study_folder=self.folder,
             space=self.manifest.space,
             origin=self.manifest.origin,
+            environment=self.manifest.environment,
         )
 
     @property

@@ -33,6 +33,9 @@ class Manifest:
     origin: Origin = REAL
     versions: Mapping[str, str] = field(default_factory=dict)
     """Of python, torch, deepspeed, transformers and bo_tuner; they may differ on resume."""
+    environment: Mapping[str, str] | None = None
+    """The user's variables that change how ranks run (of the allocator, of NCCL, of threads); they may differ on resume. None where
+    nothing ran, and in studies of old."""
     unknown: tuple[str, ...] = field(default=(), compare=False)
     """What a newer version wrote and this one has no field for: such a study is shown, and not gone on with."""
 
@@ -47,6 +50,7 @@ class Manifest:
             "goal": self.goal.to_dict(),
             "origin": self.origin.to_dict(),
             "versions": dict(self.versions),
+            "environment": None if self.environment is None else dict(self.environment),
         }
 
     @classmethod
@@ -70,6 +74,7 @@ class Manifest:
             goal=Goal.from_dict(data.get("goal", {})),  # studies of old looked for samples/s only, ...
             origin=Origin.from_dict(data.get("origin", {})),  # ... and had real steps only
             versions=data["versions"],
+            environment=data.get("environment"),
         )
         return replace(manifest, unknown=tuple(_unknown(data, manifest.to_dict())))
 

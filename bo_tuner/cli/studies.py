@@ -94,6 +94,7 @@ def export(
         study_folder=store.folder,
         origin=manifest.origin,
         dimensions=dimensions,
+        environment=manifest.environment,
     )
     if as_json:
         print_json(

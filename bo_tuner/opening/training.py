@@ -29,6 +29,7 @@ from bo_tuner.objectives.training import (
     training_server,
 )
 from bo_tuner.objectives.training.dimensions import dimensions_ready
+from bo_tuner.objectives.training.environment import changed_variables, recorded_environment
 from bo_tuner.objectives.training.facts import Balance, ModelFacts, check_precision
 from bo_tuner.objectives.training.sources import JobSources, model_spec
 from bo_tuner.opening.base import check_depth, own_versions
@@ -91,6 +92,10 @@ class Opening:
             wanted = self._agreed(stored)
             stored.check_same(wanted, study_name=self.store.name)
             self._keep(stored.workload)
+            changed = changed_variables(stored.environment, self.wanted.environment or {})
+            if changed:
+                note = "earlier trials ran otherwise, and exported jobs are launched as when the study began"
+                print(f"the environment has changed: {changed}; {note}", file=sys.stderr, flush=True)
             return stored
         facts = self._facts(traces=True)
         check_precision(self.wanted.workload.precision, facts, device=self.wanted.cluster.device)
@@ -289,7 +294,14 @@ def open_training(options: TuneOptions) -> Generator[Opening]:
         space = replace(space, dimensions=dimensions_ready(space, workload, folder=server.run_dir))
         balance: Any = options.balance  # checked
         yield Opening(
-            wanted=Manifest(workload=workload, cluster=cluster, space=space, seed=options.seed, goal=goal),
+            wanted=Manifest(
+                workload=workload,
+                cluster=cluster,
+                space=space,
+                seed=options.seed,
+                goal=goal,
+                environment=recorded_environment(cluster),
+            ),
             store=StudyStore(location, options.study or f"{workload.label}_{cluster.label}{goal.label}"),
             server=server,
             memory_bytes=memory_bytes,

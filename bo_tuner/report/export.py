@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -16,7 +16,7 @@ from bo_tuner.config import TrainConfig
 from bo_tuner.dimension import Dimension
 from bo_tuner.errors import ConfigError, StoreError
 from bo_tuner.objectives.training import DeepSpeedBackEnd, deepspeed_config
-from bo_tuner.objectives.training.objective import rank_environment
+from bo_tuner.objectives.training.environment import rank_environment
 from bo_tuner.objectives.training.sources import JobSources, job_of
 from bo_tuner.origin import REAL, Origin
 from bo_tuner.trial import TrialRecord, last_limit_bytes
@@ -60,12 +60,17 @@ def why_no_job(config: TrainConfig, workload: Workload, origin: Origin, dimensio
     return ""
 
 
-def launch_command(cluster: Cluster) -> str:
+def launch_command(cluster: Cluster, recorded: Mapping[str, str] | None) -> str:
     """What starts the exported train.py on `cluster`, for a shell where `job` is its folder and `PYTHON` the interpreter; without its own arguments.
 
     On several nodes it is to be run on each, where NODE_RANK counts them from 0 and MASTER_ADDR is the first.
+
+    Args:
+        cluster: On what.
+        recorded: The user's variables when the study began, where they are known.
     """
-    environment = " ".join(f"{name}={shlex.quote(value)}" for name, value in rank_environment(cluster).items())
+    variables = rank_environment(cluster, recorded)
+    environment = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
     where = "--standalone"
     if cluster.n_nodes > 1:
         rank, address = "${NODE_RANK:?counts the nodes from 0}", "${MASTER_ADDR:?is the address of node 0}"
@@ -83,6 +88,7 @@ def write_job(
     study_folder: Path,
     origin: Origin = REAL,
     dimensions: Sequence[Dimension] = (),
+    environment: Mapping[str, str] | None = None,
 ) -> list[Path]:
     """Write ds_config.json, model.json, train.py with the job package it needs, and launch.sh.
 
@@ -94,6 +100,7 @@ def write_job(
         study_folder: Where the study keeps models and functions that came as Python objects.
         origin: Whether anything was measured.
         dimensions: The user's own, with their functions.
+        environment: The user's variables when the study began, as its manifest has them.
 
     Returns:
         The files written, launch.sh last.
@@ -107,7 +114,8 @@ def write_job(
         raise ConfigError(reason)
     settings = deepspeed_config(record.config, workload, n_ranks=cluster.n_ranks, dimensions=dimensions)
     templates = resources.files("bo_tuner.report.templates")
-    launch = templates.joinpath("launch.sh").read_text(encoding="utf-8").replace("@COMMAND@", launch_command(cluster))
+    command = launch_command(cluster, environment)
+    launch = templates.joinpath("launch.sh").read_text(encoding="utf-8").replace("@COMMAND@", command)
     launch = launch.replace("@PYTHON@", shlex.quote(sys.executable))
     if origin.warning:
         launch = launch.replace("#!/usr/bin/env bash\n", f"#!/usr/bin/env bash\n# {origin.warning}\n", 1)

@@ -23,6 +23,7 @@ from bo_tuner.objectives.launch import ForkServer
 from bo_tuner.objectives.memory import Baseline
 from bo_tuner.objectives.training import extensions
 from bo_tuner.objectives.training.deepspeed_backend import deepspeed_config
+from bo_tuner.objectives.training.environment import rank_environment, recorded_environment
 from bo_tuner.objectives.training.pulse import Pulses
 from bo_tuner.objectives.training.rank import PRELOAD
 from bo_tuner.objectives.training.silence import LEAST_S, Patience, SignsOfLife
@@ -31,7 +32,7 @@ from bo_tuner.objectives.training.watch import TrialWatch
 from bo_tuner.outcome import Outcome, TrialLimits, TrialResult
 from bo_tuner.workload import Workload
 
-__all__ = ["TrainingObjective", "rank_environment", "training_server"]
+__all__ = ["TrainingObjective", "training_server"]
 
 _LOG_LINES = 40
 _RANK = "bo_tuner.objectives.training.rank:run_rank"
@@ -44,7 +45,7 @@ _DRAW_STRIDE = 7919
 def training_server(cluster: Cluster) -> ForkServer:
     """A fork server whose ranks can train on `cluster`; not started yet."""
     environment = {
-        **rank_environment(cluster),
+        **rank_environment(cluster, recorded_environment(cluster)),
         # ninja stands beside the interpreter, whether or not the environment is activated.
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
         # A CUDA probe by torch before the fork would break CUDA in every child; this one asks NVML.
@@ -62,22 +63,6 @@ def training_server(cluster: Cluster) -> ForkServer:
         server.close()
         raise
     return server
-
-
-def rank_environment(cluster: Cluster) -> dict[str, str]:
-    """Variables that a training process needs on `cluster`, here and in the exported launch script."""
-    if cluster.device == "cuda":
-        # NVML, which the devices were chosen by, counts in this order.
-        return {"DS_ACCELERATOR": "cuda", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    return {
-        "DS_ACCELERATOR": "cpu",
-        "OMP_NUM_THREADS": str(cluster.threads_per_rank),
-        "GLOO_SOCKET_IFNAME": "lo",
-        # Left alone, glibc raises the size from which it maps memory and so keeps freed tensors of up to 32 MiB in a heap
-        # that fragments: what a rank held came to depend on the order of its requests, not on its micro-batch. Mapped
-        # tensors go back at once, and huge pages make up for the mapping.
-        "GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=1048576:glibc.malloc.hugetlb=1",
-    }
 
 
 class TrainingObjective:

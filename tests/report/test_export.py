@@ -154,6 +154,15 @@ def test_data_that_is_not_there_gives_one_line(job: Path, environment: dict[str,
     assert ended.stderr.splitlines() == ["--data must be FILE.py:FUNCTION; there is no Python file 'nowhere.py'"]
 
 
+def test_launch_sh_sets_what_the_user_had_set_when_the_study_began(
+    record: TrialRecord, workload: Workload, cluster: Cluster, tmp_path: Path
+) -> None:
+    recorded = {"NCCL_ALGO": "Ring", "PYTORCH_CUDA_ALLOC_CONF": "a:b c"}
+    write_job(tmp_path, record, workload, cluster, study_folder=tmp_path, environment=recorded)
+    launch = (tmp_path / "launch.sh").read_text(encoding="utf-8")
+    assert "exec env NCCL_ALGO=Ring PYTORCH_CUDA_ALLOC_CONF='a:b c' DS_ACCELERATOR=cpu OMP_NUM_THREADS=" in launch
+
+
 def test_the_job_package_is_the_code_that_was_measured(job: Path) -> None:
     measured = resources.files("bo_tuner.objectives.training.job")
     names = {entry.name for entry in measured.iterdir() if entry.name.endswith(".py")}

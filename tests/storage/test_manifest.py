@@ -40,6 +40,14 @@ def test_a_goal_survives_json_and_studies_of_old_looked_for_throughput(manifest:
     Manifest.from_dict(old).check_same(manifest, study_name="mine")
 
 
+def test_the_environment_is_recorded_and_may_differ(manifest: Manifest) -> None:
+    told = replace(manifest, environment={"NCCL_ALGO": "Ring"})
+    assert through_json(told).environment == {"NCCL_ALGO": "Ring"}
+    old = {key: value for key, value in told.to_dict().items() if key != "environment"}
+    assert Manifest.from_dict(old).environment is None
+    Manifest.from_dict(old).check_same(told, study_name="mine")
+
+
 def test_a_manifest_carries_its_schema_version(manifest: Manifest) -> None:
     assert manifest.to_dict()["schema_version"] == 1
 
