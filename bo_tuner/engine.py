@@ -220,6 +220,8 @@ class Engine:
             limits = replace(self._limits(record.config, records), left_s=self._search_s_left(records))
             result = self._launch(record, limits, records)
             if limits.ran_out(result):
+                if self._manifest.origin.is_real and not self._is_used_up(records):
+                    continue  # this process was stopped meanwhile, and the clock of the trial went on
                 return False
             if not _deserves_another_try(result, record.attempts) or self._store.n_kills(record) >= MOST_KILLS:
                 break

@@ -26,6 +26,7 @@ from bo_tuner.storage.distributions import joined_distributions
 from bo_tuner.storage.lease import Lease, is_alive
 from bo_tuner.storage.location import Location, storage_answers
 from bo_tuner.storage.manifest import Manifest
+from bo_tuner.storage.pauses import Pauses
 from bo_tuner.stored import must_be_readable
 from bo_tuner.text import did_you_mean, gib, rate
 from bo_tuner.trial import ATTEMPTS_KEY, RESULT_KEY, TrialRecord, best_of, holds, pareto_front, records_of
@@ -63,6 +64,7 @@ class StudyStore:
         self._lease: Lease | None = None
         self._spent_before = Spent()
         self._driving_since = 0.0
+        self._pauses = Pauses()
         self._n_ranks = 0
         self._manifest: Manifest | None = None
 
@@ -339,7 +341,7 @@ class StudyStore:
 
     @contextlib.contextmanager
     def drive(self, *, n_ranks: int, budget: str = "", since: float | None = None) -> Iterator[None]:
-        """Hold the lease, and count the time as spent.
+        """Hold the lease, and count the time as spent, but for that in which this process was stopped.
 
         Args:
             n_ranks: Devices that are held meanwhile.
@@ -363,12 +365,16 @@ class StudyStore:
         try:
             self._spent_before = self.spent()
             self._n_ranks = n_ranks
+            self._pauses = Pauses()
+            self._pauses.start()
             self._driving_since = time.monotonic() if since is None else since
             self.note_stop(budget, "")
             yield
         finally:
             with contextlib.suppress(StoreError):
                 self._save_spent()
+            if self._driving_since:
+                self._pauses.stop()
             self._driving_since = 0.0
             with contextlib.suppress(StoreError):
                 lease.release()
@@ -409,7 +415,7 @@ class StudyStore:
 
     def _times_spent(self) -> dict[str, float]:
         """The times of `Spent` up to now, while this process drives."""
-        seconds = time.monotonic() - self._driving_since
+        seconds = time.monotonic() - self._driving_since - self._pauses.seconds
         return {
             "seconds": self._spent_before.seconds + seconds,
             "device_seconds": self._spent_before.device_seconds + seconds * self._n_ranks,

@@ -222,7 +222,7 @@ def _all(n_trials: int) -> str:
 def _why_nothing(result: TuneResult) -> str:
     ended = [record for record in result.trials if record.result is not None]
     if not ended:
-        return "no trial ran within the budget; give a larger --budget"
+        return "no trial was done within the budget; give a larger --budget"
     by_memory = [record for record in ended if record.result and record.result.outcome.is_memory]
     if without_value(ended):
         return f"{without_value(ended)}: choose another --objective"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 
 import pytest
@@ -78,21 +79,26 @@ def test_a_trial_that_is_interrupted_in_order_does_not_count_as_deadly(bench: Be
 
 
 class Long(Analytic):
-    """Every run takes 100 s, unless less is left for it."""
+    """Every run would take 100 s, and is ended when less is left for it."""
+
+    counts = True
+    """Whether the time of the next run is the study's, or one in which its process was stopped."""
 
     def __call__(self, config: TrainConfig, *, limits: TrialLimits, on_event: EventSink) -> TrialResult:
         result = super().__call__(config, limits=limits, on_event=on_event)
         if limits.left_s is not None and limits.left_s < 100:
+            time.sleep(limits.left_s if self.counts else 0.0)
+            self.counts = True
             return TrialResult(outcome=Outcome.TIMEOUT, reason="the budget is used up", wall_s=limits.left_s)
         return result
 
 
 def test_a_trial_that_the_budget_ends_runs_again_under_a_larger_one(bench: Bench) -> None:
     first = Long()
-    assert bench.run(first, "60s", space=TINY, is_timed=True) is StopReason.BUDGET
+    assert bench.run(first, "0.5s", space=TINY, is_timed=True) is StopReason.BUDGET
     assert len(first.calls) == 1, "it is not tried again"
     (left_s,) = [limits.left_s for limits in first.limits]
-    assert left_s is not None and 30 < left_s <= 60
+    assert left_s is not None and 0 < left_s <= 0.5
     assert bench.outcomes == [None]
     second = Long()
     bench.run(second, "1 trial", space=TINY)
@@ -113,3 +119,10 @@ def test_no_trial_begins_in_less_time_than_the_shortest_took(bench: Bench) -> No
     objective = Analytic()
     bench.run(objective, Budget(seconds=1.0), space=TINY, is_timed=True)
     assert len(objective.calls) == 1, "it says that it took a second"
+
+
+def test_a_trial_that_ran_out_of_time_while_the_tuner_was_stopped_runs_again(bench: Bench) -> None:
+    objective = Long()
+    objective.counts = False
+    assert bench.run(objective, "0.5s", space=TINY, is_timed=True) is StopReason.BUDGET
+    assert len(objective.calls) == 2
