@@ -41,7 +41,7 @@ class BatchRule:
 
     kind: Literal["free", "fixed", "at_most"] = "free"
     global_batch: int | None = None
-    """Samples; None when free."""
+    """Samples; when free the most there are, those of the data set, or None."""
 
     @classmethod
     def of(cls, *, global_batch: int | None = None, max_global_batch: int | None = None) -> BatchRule:
@@ -63,7 +63,8 @@ class BatchRule:
 
     def __str__(self) -> str:
         if self.kind == "free":
-            return "free: a faster config may train with another global batch (--global-batch N fixes it)"
+            up_to = "" if self.global_batch is None else f", up to the {self.global_batch} samples of the data"
+            return f"free{up_to}: a faster config may train with another global batch (--global-batch N fixes it)"
         return f"{'exactly' if self.kind == 'fixed' else 'at most'} {self.global_batch} samples a step"
 
 
@@ -205,9 +206,8 @@ class SearchSpace:
             return [(size, per_rank // size) for size in sizes if per_rank % size == 0]
         accums = [2**power for power in range(self.max_grad_accum.bit_length()) if 2**power <= self.max_grad_accum]
         pairs = itertools.product(micro_batch_ladder(self.max_micro_batch), accums)
-        if rule.kind == "free":
+        if rule.global_batch is None:
             return list(pairs)
-        assert rule.global_batch is not None
         return [(size, accum) for size, accum in pairs if size * accum * data_parallel <= rule.global_batch]
 
     def for_model(self, structure: ModelStructure) -> SearchSpace:
@@ -215,6 +215,19 @@ class SearchSpace:
         most = structure.max_depth
         depths = tuple(depth for depth in self.pipeline_depths if depth <= most)
         return replace(self, pipeline_depths=depths, recompute=(False,) if structure.plain_because else self.recompute)
+
+    def for_data(self, n_samples: int | None, *, n_ranks: int) -> SearchSpace:
+        """What is left of the space for a data set: no step of more samples than it has, unless the user fixed it.
+
+        Args:
+            n_samples: Of the data set; None where it has no length.
+            n_ranks: World size; a step of one sample a rank is left in any case.
+        """
+        rule = self.batch_rule
+        if n_samples is None or rule.kind == "fixed":
+            return self
+        most = max(n_samples, n_ranks)
+        return replace(self, batch_rule=replace(rule, global_batch=min(most, rule.global_batch or most)))
 
     def _nothing_left(self, cluster: Cluster, n_ranks: int) -> str:
         rule = self.batch_rule

@@ -167,6 +167,8 @@ class Workload:
     """Where the user's data comes from, as for `optimizer`; None for synthetic samples."""
     data_seq_len: int | None = None
     """Tokens of a sample that the user's data is asked for, whose samples may have others; None where it decides."""
+    n_samples: int | None = None
+    """Of the user's data set; None where it has no length, and for synthetic samples."""
     structure: ModelStructure = ModelStructure()
 
     def __post_init__(self) -> None:

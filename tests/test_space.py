@@ -254,6 +254,22 @@ def test_the_batch_rule_reads_as_a_sentence() -> None:
     assert str(BatchRule.of(max_global_batch=64)) == "at most 64 samples a step"
 
 
+def test_no_step_holds_more_samples_than_the_data_has_unless_the_batch_was_fixed() -> None:
+    space = SearchSpace(zero_stages=(0,)).for_data(100, n_ranks=4)
+    batches = {config.global_batch(4) for config in space.candidates(cluster_of(4), AnyBackEnd())}
+    assert max(batches) == 100
+    assert str(space.batch_rule).startswith("free, up to the 100 samples of the data: ")
+    assert SearchSpace.from_dict(space.to_dict()) == space
+    for rule, samples, most in (
+        (BatchRule.of(max_global_batch=64), 100, 64),
+        (BatchRule.of(max_global_batch=64), 10, 10),
+        (BatchRule.of(global_batch=64), 10, 64),
+        (BatchRule.of(), 3, 4),
+        (BatchRule.of(), None, None),
+    ):
+        assert SearchSpace(batch_rule=rule).for_data(samples, n_ranks=4).batch_rule == replace(rule, global_batch=most)
+
+
 # -- bounds --------------------------------------------------------------------------------------------------------
 
 

@@ -101,7 +101,7 @@ def open_simulation(options: TuneOptions) -> Generator[SimulatedOpening]:
         found = traced(workload, folder, seq_len=options.seq_len, device=cluster.device, balance=options.balance)
         workload = found.workload
         check_depth(options.max_depth, workload)
-        space = space.for_model(workload.structure)
+        space = space.for_model(workload.structure).for_data(workload.n_samples, n_ranks=cluster.n_ranks)
         space.candidates(cluster, DeepSpeedBackEnd())  # only pipelines may have met the batch
         where = cluster.label if described is None else "".join(described.split())
         yield SimulatedOpening(

@@ -39,6 +39,7 @@ def traced(workload: Workload, folder: Path, *, seq_len: int | None, device: Dev
     """
     from bo_tuner.objectives.training.chain import told
     from bo_tuner.objectives.training.job import JobError, load_model, micro_batches
+    from bo_tuner.objectives.training.job.data import n_samples
     from bo_tuner.objectives.training.job.hugging_face import architecture_of
     from bo_tuner.objectives.training.job.structure import digest, structure_of
     from bo_tuner.objectives.training.profiles import profile_of
@@ -63,9 +64,11 @@ def traced(workload: Workload, folder: Path, *, seq_len: int | None, device: Dev
             check_seq_len(spec, offered)
         source = {**sources.model, "architecture": spec.architecture}
         job = {**asdict(sources), "model": source, "seq_len": offered, "seed": 0}
+        sizes: list[int | None] = []
+        batches = micro_batches(job, micro_batch_size=1, on_made=lambda made: sizes.append(n_samples(made)))
         profile = profile_of(
             model,
-            next(micro_batches(job, micro_batch_size=1)),
+            next(batches),
             name=spec.name,
             precision=workload.precision,
             device=device,
@@ -81,6 +84,7 @@ def traced(workload: Workload, folder: Path, *, seq_len: int | None, device: Dev
             n_parameters=profile.n_parameters,
             seq_len=seq_len or (offered if workload.data is None else profile.seq_len) or profile.seq_len,
             data_seq_len=None if workload.data is None else offered,
+            n_samples=sizes[0] if sizes else None,
             structure=_structure_of(profile, balance=balance),
         ),
         profile=profile,

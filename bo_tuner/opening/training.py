@@ -37,9 +37,9 @@ from bo_tuner.opening.options import TuneOptions
 from bo_tuner.opening.users_code import hand_over, keep_pickles
 from bo_tuner.outcome import TrialLimits
 from bo_tuner.profile import ModelProfile
-from bo_tuner.space import default_config, lightest
+from bo_tuner.space import SearchSpace, default_config, lightest
 from bo_tuner.storage import Location, Manifest, StudyStore
-from bo_tuner.workload import OPTIMIZERS, Workload
+from bo_tuner.workload import OPTIMIZERS, ModelStructure, Workload
 
 __all__ = ["LONGEST_STEP_S", "Opening", "open_training"]
 
@@ -204,9 +204,10 @@ class Opening:
                 n_parameters=facts.n_parameters,
                 seq_len=facts.seq_len,
                 data_seq_len=facts.data_seq_len,
+                n_samples=facts.n_samples,
                 structure=facts.structure,
             ),
-            space=self.wanted.space.for_model(facts.structure),
+            space=self._space(facts.structure, facts.n_samples),
             versions={**own_versions(), **facts.versions},
         )
 
@@ -220,11 +221,15 @@ class Opening:
         structure = known.structure
         if self.balance == "parameters" and structure.cost_unit == "seconds":
             structure = replace(structure, cost_unit="parameters")  # a difference, to be told
-        workload = replace(wanted.workload, structure=structure)
+        workload = replace(wanted.workload, structure=structure, n_samples=known.n_samples)
         if self.seq_len is None and known.data is not None:
             workload = replace(workload, seq_len=known.seq_len, data_seq_len=known.data_seq_len)
         check_depth(self.max_depth, workload)
-        return replace(wanted, workload=workload, space=self.wanted.space.for_model(known.structure))
+        return replace(wanted, workload=workload, space=self._space(known.structure, known.n_samples))
+
+    def _space(self, structure: ModelStructure, n_samples: int | None) -> SearchSpace:
+        """What is left of the space for the model and its data."""
+        return self.wanted.space.for_model(structure).for_data(n_samples, n_ranks=self.wanted.cluster.n_ranks)
 
     def _probe(self, workload: Workload, candidates: Sequence[TrainConfig]) -> None:
         """One step of training with the user's code or settings, before anything is written down.

@@ -41,6 +41,8 @@ class ModelFacts:
     """Tokens of a sample, as asked for, or of the user's samples."""
     data_seq_len: int | None
     """Tokens that the user's data is asked for; None where there is none, or it decides."""
+    n_samples: int | None
+    """Of the user's data set; None where it has no length."""
     is_fp16_supported: bool
     """By DeepSpeed on this device."""
     is_bf16_supported: bool

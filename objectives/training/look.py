@@ -98,7 +98,7 @@ def _facts(channel: Channel, request: Mapping[str, Any]) -> tuple[dict[str, Any]
     # The user's function decides where nothing is known of its samples.
     offered = asked if asked is not None else spec.usual_seq_len if architecture else None
     job = {**job, "model": {**source, "architecture": architecture}, "seq_len": offered}
-    batch = _first_batch(channel, job, model, request)
+    batch, n_samples = _first_batch(channel, job, model, request)
     if job["data"] is not None and asked is None:
         with _blamed_on(request["data_is"]):
             check_seq_len(spec, n_tokens(batch))
@@ -111,6 +111,7 @@ def _facts(channel: Channel, request: Mapping[str, Any]) -> tuple[dict[str, Any]
         "digest": digest(model) if is_from_code else "",
         "data_seq_len": None if job["data"] is None else offered,
         "seq_len": asked or (offered if job["data"] is None else n_tokens(batch)),
+        "n_samples": n_samples,
         "is_fp16_supported": bool(get_accelerator().is_fp16_supported()),
         "is_bf16_supported": bool(get_accelerator().is_bf16_supported()),
         "versions": _versions(),
@@ -136,9 +137,12 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-def _first_batch(channel: Channel, job: Mapping[str, Any], model: Any, request: Mapping[str, Any]) -> Any:
-    """The first micro-batch, of one sample; of the user's data some more are looked at."""
+def _first_batch(
+    channel: Channel, job: Mapping[str, Any], model: Any, request: Mapping[str, Any]
+) -> tuple[Any, int | None]:
+    """The first micro-batch, of one sample, and how many samples the user's data set has, where it tells; some more are looked at."""
     from bo_tuner.objectives.training.job import Watched, micro_batches
+    from bo_tuner.objectives.training.job.data import n_samples
     from bo_tuner.objectives.training.job.layers import LayerStack
 
     culprit, longest_wait_s = request["data_is"], request["longest_wait_s"]
@@ -148,9 +152,11 @@ def _first_batch(channel: Channel, job: Mapping[str, Any], model: Any, request: 
             {"error": f"{culprit}: a micro-batch must come within {longest_wait_s:g} s (--data-timeout), and none did"}
         )
 
-    data = Watched(micro_batches(job, micro_batch_size=1), longest_s=longest_wait_s, on_late=tell_late)
+    sizes: list[int | None] = []
+    batches = micro_batches(job, micro_batch_size=1, on_made=lambda made: sizes.append(n_samples(made)))
+    data = Watched(batches, longest_s=longest_wait_s, on_late=tell_late)
     if job["data"] is None:
-        return next(data)
+        return next(data), None
     with _blamed_on(culprit):
         first = next(data)
         if isinstance(model, LayerStack):
@@ -160,7 +166,7 @@ def _first_batch(channel: Channel, job: Mapping[str, Any], model: Any, request: 
             if time.monotonic() > until:
                 break
             next(data)
-    return first
+    return first, sizes[0]
 
 
 def _structure(model: Any, batch: Any, request: Mapping[str, Any], n_trainable: int | None) -> ModelStructure:

@@ -19,11 +19,17 @@ from .hugging_face import SyntheticData
 from .pipeline import data_parallel_rank
 from .randomness import Randomness
 
-__all__ = ["Watched", "describe", "micro_batches", "moved", "n_tokens"]
+__all__ = ["Watched", "describe", "micro_batches", "moved", "n_samples", "n_tokens"]
 
 
 def micro_batches(
-    job: Mapping[str, Any], *, micro_batch_size: int, rank: int = 0, world_size: int = 1, n_workers: int = 0
+    job: Mapping[str, Any],
+    *,
+    micro_batch_size: int,
+    rank: int = 0,
+    world_size: int = 1,
+    n_workers: int = 0,
+    on_made: Callable[[Any], None] = lambda made: None,
 ) -> Iterator[Any]:
     """Endless micro-batches on the host. Replicas share the samples of every epoch; the stages of one replica get the same.
 
@@ -38,14 +44,31 @@ def micro_batches(
         rank: Of this process.
         world_size: Ranks.
         n_workers: Loading processes for a data set; a loader brings its own.
+        on_made: Is given what the user's function returned.
 
     Raises:
         JobError: Raised by `next`: the user's function cannot be called so, or gives no micro-batches of this size.
     """
-    yield from _made(job, micro_batch_size, rank, world_size, n_workers)
+    yield from _made(job, micro_batch_size, rank, world_size, n_workers, on_made)
 
 
-def _made(job: Mapping[str, Any], micro_batch_size: int, rank: int, world_size: int, n_workers: int) -> Iterator[Any]:
+def n_samples(made: Any) -> int | None:
+    """How many samples there are in what the user's function returned; None where nothing tells: an iterable has no length."""
+    if isinstance(made, DataLoader):
+        made = None if made.batch_size is None else made.dataset
+    if isinstance(made, IterableDataset) or not hasattr(made, "__getitem__") or not hasattr(made, "__len__"):
+        return None
+    return len(made)
+
+
+def _made(
+    job: Mapping[str, Any],
+    micro_batch_size: int,
+    rank: int,
+    world_size: int,
+    n_workers: int,
+    on_made: Callable[[Any], None],
+) -> Iterator[Any]:
     seed: int = job["seed"]
     depth = len(job.get("stages") or (0, 0)) - 1
     world_size //= depth
@@ -63,6 +86,7 @@ def _made(job: Mapping[str, Any], micro_batch_size: int, rank: int, world_size: 
     with randomness.own():
         function = load_function(job["data"])
         made = call_offering(function, "the data function", hint, **offered)
+        on_made(made)
         is_share = takes(function, "rank")
 
     def ordered(n_samples: int) -> Epochs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
@@ -13,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bo_tuner.objectives.training.job.data import Watched, describe, micro_batches, moved
+from bo_tuner.objectives.training.job.data import Watched, describe, micro_batches, moved, n_samples
 from bo_tuner.objectives.training.job.epochs import Epochs
 from bo_tuner.objectives.training.job.errors import JobError
 from bo_tuner.workload import ModelSpec
@@ -135,6 +136,21 @@ def test_samples_become_micro_batches_without_end(name: str, described: str, bat
     found = taken(batches(name), 60)  # type: ignore[arg-type]  # an iterator
     assert {describe(batch) for batch in found} == {described}
     assert len(found) == 60, "more than two epochs of the data set"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("dicts", 100), ("listed", 100), ("loader", 10), ("stream", None), ("of_scalars", None), ("noisy", None)],
+)
+def test_a_data_set_is_asked_for_its_length_and_what_has_none_tells_none(
+    name: str, expected: int | None, sets: Path
+) -> None:
+    sizes: list[int | None] = []
+    job = {"data": f"{sets}:{name}", "seq_len": None, "seed": 0}
+    found = micro_batches(job, micro_batch_size=1, on_made=lambda made: sizes.append(n_samples(made)))
+    with contextlib.suppress(JobError):
+        next(found)
+    assert sizes == [expected]
 
 
 def test_without_a_function_samples_are_made_up_for_the_model(batches: Batches) -> None:
