@@ -159,7 +159,7 @@ def device_reactions(server: ForkServer, n_rounds: int) -> list[tuple[float, flo
                     cluster=cluster,
                     limit_bytes=_STAND_IN_LIMIT_BYTES,
                     crossed_at=_always(crossed),
-                    devices=nvml.devices,
+                    devices=nvml.visible(),
                 )
             )
     return reactions
@@ -233,11 +233,12 @@ def device_part(n_rounds: int) -> dict[str, Any]:
         reactions = device_reactions(server, n_rounds)
         del os.environ["NVML_SCRIPT"]  # its time is the stand-in's own
         with Nvml() as nvml:
-            conditions = Conditions(nvml.devices)
+            devices = nvml.visible()
+            conditions = Conditions(devices)
             of_core = (
-                reading_s(DeviceProbe(nvml.devices, [0, 0])) / POLL_S
+                reading_s(DeviceProbe(devices, [0, 0])) / POLL_S
                 + reading_s(lambda: conditions.sample(is_last=True)) / 0.1
-                + reading_s(lambda: [device.processes() for device in nvml.devices]) / 0.5
+                + reading_s(lambda: [device.processes() for device in devices]) / 0.5
             )
     return {"reactions": reactions, "of_core": of_core}
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +16,7 @@ from bo_tuner.hardware.catalogue import CPU_CORE
 from bo_tuner.hardware.names import find_device
 from bo_tuner.nvml import Nvml
 from bo_tuner.stored import known_fields
-from bo_tuner.text import fraction_in, gib
+from bo_tuner.text import count, fraction_in, gib
 
 __all__ = ["Cluster", "DeviceKind", "MemoryLimit"]
 
@@ -36,6 +36,10 @@ _USUAL_LIMIT = 0.92
 DeviceKind = Literal["cpu", "cuda"]
 _NOTATION = re.compile(r"(?P<counts>(\d+\s*x\s*){0,2})(?P<name>[^@]+?)\s*(@\s*(?P<network>\d+(\.\d+)?)\s*Gb/s)?")
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def _say_nothing(text: str) -> None:
+    """Nobody listens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,21 +105,25 @@ class Cluster:
         )
 
     @classmethod
-    def detect(cls, *, device: str = "auto", n_ranks: int | None = None) -> Cluster:
+    def detect(
+        cls, *, device: str = "auto", n_ranks: int | None = None, tell: Callable[[str], None] = _say_nothing
+    ) -> Cluster:
         """What this machine has.
 
         Args:
-            device: `cpu`, `cuda`, or `auto` for the GPUs where there are any.
+            device: `cpu`, `cuda`, or `auto` for the GPUs where there are any; a GPU that is there and does not work is an error.
             n_ranks: Ranks to use; None for all visible GPUs, or for two CPU ranks.
+            tell: Is told, in a line, where GPUs are there and hidden.
 
         Raises:
-            ClusterError: The device is not here, or has fewer than `n_ranks`.
+            ClusterError: The device is not here, or has fewer than `n_ranks`; or CUDA_VISIBLE_DEVICES names what is not here.
+            DriverError: The GPU driver or a visible GPU does not answer.
         """
         if device not in ("auto", "cpu", "cuda"):
             raise ClusterError(f"--device must be auto, cpu or cuda; got {device!r}")
         if n_ranks is not None and n_ranks < 1:
             raise ClusterError(f"--ranks must be at least 1; got {n_ranks}")
-        gpus = _visible_gpus() if device != "cpu" else []
+        gpus = _visible_gpus(tell) if device != "cpu" else []
         if device == "cuda" and not gpus:
             raise ClusterError("--device cuda needs a visible NVIDIA GPU, and the driver shows none; use --device cpu")
         if gpus:
@@ -140,7 +148,7 @@ class Cluster:
         wanted = n_ranks if n_ranks is not None else len(gpus)
         if wanted > len(gpus):
             raise ClusterError(
-                f"--ranks must be at most the {len(gpus)} visible GPUs; got {wanted}: use --ranks {len(gpus)} or fewer, "
+                f"--ranks must be at most the {count(len(gpus), 'visible GPU')}; got {wanted}: use --ranks {len(gpus)} or fewer, "
                 "or show more in CUDA_VISIBLE_DEVICES"
             )
         used = gpus[:wanted]
@@ -257,17 +265,32 @@ def _bytes_in(value: str) -> int | None:
     return None
 
 
-def _visible_gpus() -> list[_Gpu]:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; none without a driver."""
+def _visible_gpus(tell: Callable[[str], None]) -> list[_Gpu]:
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; none where there is no driver or no GPU, or all are hidden.
+
+    Raises:
+        DriverError: There is a driver, and it or a visible GPU does not answer.
+        ClusterError: The variable names what is not here.
+    """
     with contextlib.ExitStack() as stack:
         try:
             nvml = stack.enter_context(Nvml())
-        except DriverError:
-            return []
-        try:
-            return [_Gpu(device.name, device.total_bytes, device.capability) for device in nvml.visible()]
         except DriverError as error:
+            if error.is_missing:
+                return []
             raise DriverError(f"the GPU driver does not answer ({error}); mend it, or use --device cpu") from error
+        try:
+            gpus = [_Gpu(device.name, device.total_bytes, device.capability) for device in nvml.visible()]
+        except DriverError as error:
+            raise DriverError(
+                f"every visible GPU must answer, and one does not ({error}): leave it out (CUDA_VISIBLE_DEVICES names those to "
+                "use), mend it (nvidia-smi tells more), or use --device cpu"
+            ) from error
+        if nvml.n_devices and not gpus:
+            tell(
+                f"CUDA_VISIBLE_DEVICES hides the {count(nvml.n_devices, 'GPU')} of this machine: it is taken as without one"
+            )
+        return gpus
 
 
 def _cpu_name() -> str:

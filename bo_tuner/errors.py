@@ -34,14 +34,16 @@ class ClusterError(ConfigError):
 
 
 class DriverError(ClusterError):
-    """The GPU driver does not answer."""
+    """The GPU driver, or a GPU, does not answer."""
 
     exit_code = 1
 
-    def __init__(self, message: str, *, is_missing: bool = False) -> None:
+    def __init__(self, message: str, *, is_missing: bool = False, code: int | None = None) -> None:
         super().__init__(message)
         self.is_missing = is_missing
         """There is none."""
+        self.code = code
+        """NVML's (nvmlReturn_t), where it gave one."""
 
 
 class DeviceBusyError(BoTunerError):

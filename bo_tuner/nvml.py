@@ -1,20 +1,23 @@
 """The NVIDIA driver and its devices, asked through NVML; nothing else here talks to it.
 
-What a driver, a device or a permission does not offer (old drivers, MIG, vGPU, WSL) is None. A driver that does not answer at
-all is a `DriverError`.
+What a driver, a device or a permission does not offer (old drivers, MIG, vGPU, WSL) is None. A driver or a device that does not
+answer at all is a `DriverError`; devices that nobody asked for are not touched, so that a lost one harms nobody else.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from bo_tuner.errors import DriverError
+from bo_tuner.errors import ClusterError, DriverError
+from bo_tuner.visible import VARIABLE, refused, visible_devices
 
-__all__ = ["Device", "DeviceProcess", "Nvml", "visible_indices"]
+__all__ = ["Device", "DeviceProcess", "Nvml", "has_nvidia_hardware"]
 
 _NOT_OFFERED = (
     "NVML_ERROR_NOT_SUPPORTED",
@@ -45,8 +48,8 @@ class Nvml:
     """The driver, while this context manager is open. May be opened more than once at a time."""
 
     def __init__(self) -> None:
-        self.devices: list[Device] = []
-        """All of this machine, in the order of their PCI bus."""
+        self.n_devices = 0
+        """Of this machine, in the order of their PCI bus."""
 
     def __enter__(self) -> Self:
         """Open it.
@@ -56,10 +59,7 @@ class Nvml:
         """
         _call("nvmlInit")
         try:
-            self.devices = [
-                Device(index, _call("nvmlDeviceGetHandleByIndex", index))
-                for index in range(_call("nvmlDeviceGetCount"))
-            ]
+            self.n_devices = int(_call("nvmlDeviceGetCount"))
         except DriverError:
             self._close()
             raise
@@ -85,53 +85,137 @@ class Nvml:
         number = int(_call("nvmlSystemGetCudaDriverVersion_v2"))
         return number // 1000, number % 1000 // 10
 
+    def device(self, index: int) -> Device:
+        """The whole GPU of that index.
+
+        Raises:
+            DriverError: It does not answer.
+        """
+        return Device(index, _call_of(index, "nvmlDeviceGetHandleByIndex", index))
+
     def visible(self) -> list[Device]:
-        """The devices that CUDA_VISIBLE_DEVICES leaves, in its order: that of the r-th rank is the r-th."""
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        if visible is None:
-            return list(self.devices)
-        return [self.devices[index] for index in visible_indices(visible, [device.uuid for device in self.devices])]
+        """The devices that CUDA_VISIBLE_DEVICES leaves, in its order: that of the r-th rank is the r-th.
+
+        An instance of a divided GPU (MIG) is a device of its own. CUDA shows one of them to a process, and NCCL joins none.
+
+        Raises:
+            ClusterError: The value names what is not here, or more than CUDA would show.
+            DriverError: A visible device does not answer.
+        """
+        value = os.environ.get(VARIABLE)
+        if not self.n_devices:
+            return []  # whatever a job's script names, nothing is lost
+        named = range(self.n_devices) if value is None else visible_devices(value, self.n_devices, self._uuids)
+        devices: list[Device] = []
+        for name in named:
+            devices += self._parts(name) if isinstance(name, int) else [_instance(name)]
+        _check_instances(devices)
+        return devices
+
+    def _uuids(self) -> list[str | None]:
+        """Of all; None for one that does not answer."""
+        uuids: list[str | None] = []
+        for index in range(self.n_devices):
+            try:
+                uuids.append(self.device(index).uuid)
+            except DriverError:
+                uuids.append(None)
+        return uuids
+
+    def _parts(self, index: int) -> list[Device]:
+        device = self.device(index)
+        return device.instances() if device.is_divided() else [device]
 
 
 class Device:
-    """One GPU; every reading is fresh. Each may raise `DriverError`."""
+    """One GPU, or an instance of a divided one; every reading is fresh. Each may raise `DriverError`, which names the GPU."""
 
-    def __init__(self, index: int, handle: Any) -> None:
+    def __init__(self, index: int, handle: Any, *, parent: Any = None) -> None:
         self.index = index
-        """As NVML and nvidia-smi count."""
+        """As NVML and nvidia-smi count GPUs."""
         self._handle = handle
+        self._parent = parent
+        """Of an instance: its GPU."""
+
+    @property
+    def is_instance(self) -> bool:
+        """A part of a divided GPU."""
+        return self._parent is not None
+
+    def is_divided(self) -> bool:
+        """In MIG mode, whether or not there are instances."""
+        mode = self._ask("nvmlDeviceGetMigMode")
+        return mode is not None and bool(mode[0])
+
+    def instances(self) -> list[Device]:
+        """Of a divided GPU.
+
+        Raises:
+            ClusterError: It has none.
+        """
+        import pynvml
+
+        found: list[Device] = []
+        for number in range(int(self._call("nvmlDeviceGetMaxMigDeviceCount"))):
+            try:
+                handle = _call_of(self.index, "nvmlDeviceGetMigDeviceHandleByIndex", self._handle, number)
+            except DriverError as error:
+                if error.code != pynvml.NVML_ERROR_NOT_FOUND:  # numbers have gaps
+                    raise
+            else:
+                found.append(Device(self.index, handle, parent=self._handle))
+        if not found:
+            raise ClusterError(
+                f"GPU {self.index} is in MIG mode and has no instance: make one (nvidia-smi mig -cgi ... -C), end that mode "
+                "(nvidia-smi -mig 0), or leave this GPU out (CUDA_VISIBLE_DEVICES names those to use)"
+            )
+        return found
+
+    def _call(self, name: str) -> Any:
+        return _call_of(self.index, name, self._handle)
+
+    def _ask(self, name: str) -> Any:
+        try:
+            return self._call(name)
+        except _NotOfferedError:
+            return None
+
+    def _ask_newest(self, names: Sequence[str]) -> Any:
+        """What the first that is offered tells."""
+        return next((told for told in map(self._ask, names) if told is not None), None)
 
     @property
     def name(self) -> str:
         """As its maker calls it."""
-        return str(_call("nvmlDeviceGetName", self._handle))
+        return str(self._call("nvmlDeviceGetName"))
 
     @property
     def uuid(self) -> str:
         """Never changes."""
-        return str(_call("nvmlDeviceGetUUID", self._handle))
+        return str(self._call("nvmlDeviceGetUUID"))
 
     @property
     def capability(self) -> int:
         """Major compute capability; 8 is Ampere."""
-        return int(_call("nvmlDeviceGetCudaComputeCapability", self._handle)[0])
+        whole = self._handle if self._parent is None else self._parent
+        return int(_call_of(self.index, "nvmlDeviceGetCudaComputeCapability", whole)[0])
 
     @property
     def total_bytes(self) -> int:
         """Memory that it has."""
-        return int(_call("nvmlDeviceGetMemoryInfo", self._handle).total)
+        return int(self._call("nvmlDeviceGetMemoryInfo").total)
 
     def used_bytes(self) -> int | None:
         """Memory in use by all processes, their CUDA contexts and the driver's own share included: what nvidia-smi shows."""
-        told = _ask("nvmlDeviceGetMemoryInfo", self._handle)
+        told = self._ask("nvmlDeviceGetMemoryInfo")
         return None if told is None else int(told.used)
 
     def processes(self) -> tuple[DeviceProcess, ...] | None:
         """Who has something on it; empty too where a container hides them."""
-        computing = _ask_newest(_COMPUTE_PROCESSES, self._handle)
+        computing = self._ask_newest(_COMPUTE_PROCESSES)
         if computing is None:
             return None
-        drawing = _ask_newest(_GRAPHICS_PROCESSES, self._handle)
+        drawing = self._ask_newest(_GRAPHICS_PROCESSES)
         computing_pids = {int(process.pid) for process in computing}
         return tuple(
             DeviceProcess(pid=int(process.pid), used_bytes=process.usedGpuMemory, is_compute=is_compute)
@@ -142,17 +226,17 @@ class Device:
 
     def clock_reasons(self) -> int | None:
         """Why the clocks are not at their highest, as bits (NVML reference, nvmlClocksEventReasons)."""
-        told = _ask_newest(_CLOCK_REASONS, self._handle)
+        told = self._ask_newest(_CLOCK_REASONS)
         return None if told is None else int(told)
 
     def power_w(self) -> float | None:
         """What the whole board draws; from Ampere on the mean of the last second."""
-        told = _ask("nvmlDeviceGetPowerUsage", self._handle)
+        told = self._ask("nvmlDeviceGetPowerUsage")
         return None if told is None else told / 1000
 
     def energy_j(self) -> float | None:
         """Since the driver was loaded; Volta and later."""
-        told = _ask("nvmlDeviceGetTotalEnergyConsumption", self._handle)
+        told = self._ask("nvmlDeviceGetTotalEnergyConsumption")
         return None if told is None else told / 1000
 
     def tells_power(self) -> bool:
@@ -160,18 +244,37 @@ class Device:
         return self.power_w() is not None or self.energy_j() is not None
 
 
-def visible_indices(visible: str, uuids: list[str]) -> list[int]:
-    """Device indices that a CUDA_VISIBLE_DEVICES value leaves: as CUDA does, it stops at the first unknown entry."""
-    indices: list[int] = []
-    for entry in (part.strip() for part in visible.split(",")):
-        matches = [index for index, uuid in enumerate(uuids) if entry and uuid.startswith(entry)]
-        if entry.isdigit() and int(entry) < len(uuids):
-            indices.append(int(entry))
-        elif len(matches) == 1:
-            indices.append(matches[0])
-        else:
-            break
-    return indices
+def _instance(uuid: str) -> Device:
+    """The MIG instance of that UUID."""
+    import pynvml
+
+    try:
+        handle = _call("nvmlDeviceGetHandleByUUID", uuid)
+        parent = _call("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle)
+        return Device(int(_call("nvmlDeviceGetIndex", parent)), handle, parent=parent)
+    except DriverError as error:
+        if error.code not in (pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_INVALID_ARGUMENT):
+            raise DriverError(f"{uuid}: {error}", code=error.code) from error
+        raise refused(os.environ[VARIABLE], f"there is no instance {uuid!r} (nvidia-smi -L lists them)") from error
+
+
+def _check_instances(devices: Sequence[Device]) -> None:
+    if len(devices) > 1 and any(device.is_instance for device in devices):
+        uuids = ", ".join(device.uuid for device in devices)
+        raise ClusterError(
+            f"of divided GPUs (MIG) one instance must be visible, since CUDA shows no more to a process and NCCL joins none; "
+            f"there are {uuids}: name one in CUDA_VISIBLE_DEVICES, or use --device cpu"
+        )
+
+
+def has_nvidia_hardware(folder: Path = Path("/sys/bus/pci/devices")) -> bool:
+    """A display or compute device of NVIDIA is plugged in (vendor 10de, class 03), whether or not its driver runs."""
+    for device in folder.glob("*"):
+        with contextlib.suppress(OSError):
+            vendor, kind = ((device / name).read_text(encoding="ascii").strip() for name in ("vendor", "class"))
+            if vendor == "0x10de" and kind.startswith("0x03"):
+                return True
+    return False
 
 
 class _NotOfferedError(DriverError):
@@ -192,24 +295,18 @@ def _call(name: str, *arguments: Any) -> Any:
     try:
         return function(*arguments)
     except pynvml.NVMLError as error:
-        code = error.value  # pyright: ignore[reportAttributeAccessIssue]  # set in __new__
+        code = int(error.value)  # pyright: ignore[reportAttributeAccessIssue]  # set in __new__
         if code in {getattr(pynvml, constant, None) for constant in _NOT_OFFERED}:
-            raise _NotOfferedError(f"{name}: {error}") from error
-        raise DriverError(str(error), is_missing=code == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND) from error
+            raise _NotOfferedError(f"{name}: {error}", code=code) from error
+        is_missing = code == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND or (
+            code == pynvml.NVML_ERROR_DRIVER_NOT_LOADED and not has_nvidia_hardware()
+        )
+        raise DriverError(str(error), is_missing=is_missing, code=code) from error
 
 
-def _ask(name: str, *arguments: Any) -> Any:
-    """As `_call`; None where it is not offered."""
+def _call_of(index: int, name: str, *arguments: Any) -> Any:
+    """As `_call`, of a GPU, which an error names."""
     try:
         return _call(name, *arguments)
-    except _NotOfferedError:
-        return None
-
-
-def _ask_newest(names: tuple[str, ...], handle: Any) -> Any:
-    """What the first that is offered tells."""
-    for name in names:
-        told = _ask(name, handle)
-        if told is not None:
-            return told
-    return None
+    except DriverError as error:
+        raise type(error)(f"GPU {index}: {error}", code=error.code) from error

@@ -53,7 +53,7 @@ def examine(
         try:
             driver = read_driver()
         except ClusterError as error:
-            yield sick_driver(str(error), must_be_there=must_be_there)
+            yield sick_driver(str(error), wants_gpu=device != "cpu")
             return
         drivers.extend([driver] if driver else [])
         yield from gpu_findings(driver, must_be_there=must_be_there)
@@ -68,7 +68,7 @@ def examine(
         try:
             clusters.append(_cluster(device, n_ranks))
         except ClusterError as error:
-            found, *way_out = re.split(r"[;:] (?=use |mend )", str(error), maxsplit=1)
+            found, *way_out = re.split(r"[;:] (?=use |mend |correct |leave |name |make )", str(error), maxsplit=1)
             return fail("devices", found, *(way_out or ["use --device cpu"]))
         return ok("devices", str(clusters[0]), **clusters[0].to_dict())
 

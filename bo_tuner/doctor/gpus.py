@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bo_tuner.doctor.finding import Finding, fail, ok, warn
-from bo_tuner.errors import DriverError
-from bo_tuner.nvml import Nvml
+from bo_tuner.errors import ClusterError, DriverError
+from bo_tuner.nvml import Device, Nvml
 from bo_tuner.objectives.memory import IDLE_BYTES
 from bo_tuner.text import count, gib
 
@@ -19,13 +19,15 @@ class Gpu:
     """One device of this machine."""
 
     index: int
-    name: str
-    memory_bytes: int
-    used_bytes: int
-    pids: tuple[int, ...]
+    name: str = ""
+    memory_bytes: int = 0
+    used_bytes: int = 0
+    pids: tuple[int, ...] = ()
     """Processes that compute on it; empty too where a container hides them."""
     is_visible: bool
     """CUDA_VISIBLE_DEVICES leaves it to us."""
+    silent_because: str = ""
+    """Why it does not answer; empty where it does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +38,8 @@ class Driver:
     cuda: tuple[int, int]
     """The newest CUDA that it runs."""
     gpus: tuple[Gpu, ...]
+    visible: tuple[int, ...] = ()
+    """Indices of those left to us, in the order of ranks."""
 
 
 def read_driver() -> Driver | None:
@@ -46,29 +50,43 @@ def read_driver() -> Driver | None:
     """
     try:
         with Nvml() as nvml:
-            shown = {device.index for device in nvml.visible()}
+            try:
+                shown = {device.index: device for device in nvml.visible()}
+            except ClusterError:  # told as what is wrong with the devices of a study
+                shown = dict[int, Device]()
+                hidden = set[int]()
+            else:
+                hidden = set(range(nvml.n_devices)) - shown.keys()
             gpus = tuple(
-                Gpu(
-                    index=device.index,
-                    name=device.name,
-                    memory_bytes=device.total_bytes,
-                    used_bytes=device.used_bytes() or 0,
-                    pids=tuple(process.pid for process in device.processes() or () if process.is_compute),
-                    is_visible=device.index in shown,
-                )
-                for device in nvml.devices
+                _read(nvml, index, shown.get(index), is_visible=index not in hidden) for index in range(nvml.n_devices)
             )
-            return Driver(version=nvml.version, cuda=nvml.cuda, gpus=gpus)
+            return Driver(version=nvml.version, cuda=nvml.cuda, gpus=gpus, visible=tuple(shown))
     except DriverError as error:
         if error.is_missing:
             return None
         raise DriverError(f"its library is here, and the driver does not answer ({error})") from error
 
 
-def sick_driver(reason: str, *, must_be_there: bool) -> Finding:
-    """A driver that does not answer; trials then run on the CPU unless `--device cuda` was said."""
+def _read(nvml: Nvml, index: int, shown: Device | None, *, is_visible: bool) -> Gpu:
+    """One GPU, or of a divided one the instance that is shown."""
+    try:
+        device = shown or nvml.device(index)
+        return Gpu(
+            index=index,
+            name=device.name,
+            memory_bytes=device.total_bytes,
+            used_bytes=device.used_bytes() or 0,
+            pids=tuple(process.pid for process in device.processes() or () if process.is_compute),
+            is_visible=is_visible,
+        )
+    except DriverError as error:
+        return Gpu(index=index, is_visible=is_visible, silent_because=str(error))
+
+
+def sick_driver(reason: str, *, wants_gpu: bool) -> Finding:
+    """A driver that does not answer; trials then run with `--device cpu` only."""
     mend = "nvidia-smi tells more; after an update of the driver reboot, or reload its kernel modules"
-    return (fail if must_be_there else warn)("gpu driver", reason, mend)
+    return (fail if wants_gpu else warn)("gpu driver", reason, mend)
 
 
 def gpu_findings(driver: Driver | None, *, must_be_there: bool) -> Iterator[Finding]:
@@ -94,6 +112,9 @@ def gpu_findings(driver: Driver | None, *, must_be_there: bool) -> Iterator[Find
 
 def _gpu(gpu: Gpu) -> Finding:
     name = f"gpu {gpu.index}"
+    if gpu.silent_because:
+        mend = "leave it out: CUDA_VISIBLE_DEVICES names those to use; nvidia-smi and dmesg tell more, and a reboot may mend it"
+        return warn(name, gpu.silent_because, mend)
     details = {"name": gpu.name, "memory_bytes": gpu.memory_bytes, "used_bytes": gpu.used_bytes, "pids": list(gpu.pids)}
     found = f"{gpu.name}, {gib(gpu.memory_bytes)}"
     if not gpu.is_visible:

@@ -248,6 +248,10 @@ class Opening:
                 raise ModelError(f"model {workload.model.name} must train for one step, and does not: {result.reason}")
 
 
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
 def _has_users_code(workload: Workload) -> bool:
     return workload.model.source != "config" or workload.data is not None or workload.optimizer not in OPTIMIZERS
 
@@ -282,7 +286,7 @@ def open_training(options: TuneOptions) -> Generator[Opening]:
     """
     spec = model_spec(options.model)
     options.length_of(spec)
-    cluster = Cluster.detect(device=options.device, n_ranks=options.ranks)
+    cluster = Cluster.detect(device=options.device, n_ranks=options.ranks, tell=_say)
     goal = options.goal_on(cluster.n_ranks)
     _check_power(goal, cluster)
     memory_bytes = options.memory.bytes_on(cluster)

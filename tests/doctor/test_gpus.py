@@ -16,7 +16,7 @@ from bo_tuner.doctor.gpus import Driver, Gpu, gpu_findings, sick_driver, torch_b
 ROOT = Path(__file__).parents[2]
 IDLE = Gpu(index=0, name="Tesla V100-SXM2-16GB", memory_bytes=2**34, used_bytes=300 * 2**20, pids=(), is_visible=True)
 BUSY = replace(IDLE, index=1, used_bytes=12 * 2**30, pids=(4242,))
-DRIVER = Driver(version="550.54.15", cuda=(12, 4), gpus=(IDLE, BUSY))
+DRIVER = Driver(version="550.54.15", cuda=(12, 4), gpus=(IDLE, BUSY), visible=(0, 1))
 
 
 def read(folder: Path | None, **variables: str) -> str:
@@ -38,12 +38,30 @@ def test_the_driver_is_read_as_it_is(driver_folder: Path) -> None:
 
 
 def test_what_cuda_visible_devices_hides_is_known(driver_folder: Path) -> None:
-    hidden = replace(DRIVER, gpus=(replace(IDLE, is_visible=False), BUSY))
+    hidden = replace(DRIVER, gpus=(replace(IDLE, is_visible=False), BUSY), visible=(1,))
     assert read(driver_folder, CUDA_VISIBLE_DEVICES="GPU-b1") == str(hidden)
 
 
 def test_a_driver_that_does_not_answer_is_an_error_in_one_line(driver_folder: Path) -> None:
-    assert read(driver_folder, NVML_SICK="1").endswith("the driver does not answer (Driver Not Loaded)")
+    told = read(driver_folder, NVML_SICK="18")
+    assert told.endswith("the driver does not answer (RM has detected an NVML/RM version mismatch.)")
+
+
+def test_a_lost_gpu_is_told_with_the_others_and_left_out_of_a_variable_that_names_them(
+    driver_folder: Path, tmp_path: Path
+) -> None:
+    script = tmp_path / "script"
+    script.write_text("lost 0 15\n", encoding="utf-8")
+    lost = Gpu(index=0, is_visible=True, silent_because="GPU 0: GPU is lost")
+    idle = replace(IDLE, index=1)
+    both = replace(DRIVER, gpus=(lost, idle), visible=())
+    assert read(driver_folder, NVML_SCRIPT=str(script)) == str(both)
+    hidden = replace(DRIVER, gpus=(replace(lost, is_visible=False), idle), visible=(1,))
+    assert read(driver_folder, NVML_SCRIPT=str(script), CUDA_VISIBLE_DEVICES="1") == str(hidden)
+    _, found, other = gpu_findings(both, must_be_there=False)
+    assert (found.status, found.found) == (Status.WARN, "GPU 0: GPU is lost")
+    assert "CUDA_VISIBLE_DEVICES" in found.mend
+    assert other.status is Status.OK
 
 
 def test_without_the_library_there_is_no_driver(tmp_path: Path) -> None:
@@ -79,9 +97,9 @@ def test_no_gpu_is_a_problem_only_where_one_must_be_there(driver: Driver | None)
     assert "--device cpu" in finding.mend
 
 
-def test_a_sick_driver_is_worse_where_a_gpu_must_be_there() -> None:
-    assert sick_driver("does not answer", must_be_there=False).status is Status.WARN
-    assert sick_driver("does not answer", must_be_there=True).status is Status.FAIL
+def test_a_sick_driver_ends_what_is_not_meant_for_the_cpu() -> None:
+    assert sick_driver("does not answer", wants_gpu=False).status is Status.WARN
+    assert sick_driver("does not answer", wants_gpu=True).status is Status.FAIL
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_a_device_over_the_limit_ends_the_trial_as_guarded_and_is_named(told: di
 def test_a_driver_that_goes_while_a_trial_runs_fails_it_with_the_reason(told: dict[str, Any]) -> None:
     result = told["gone mid-trial"]
     assert result["outcome"] == "failed"
-    assert result["reason"] == "the GPU driver stopped answering while the trial ran (GPU is lost)"
+    assert result["reason"] == "the GPU driver stopped answering while the trial ran (GPU 1: GPU is lost)"
 
 
 def test_memory_is_kept_as_allocator_process_and_device_see_it(told: dict[str, Any]) -> None:
