@@ -18,6 +18,7 @@ from bo_tuner.config import TrainConfig
 from bo_tuner.dimension import Dimension
 from bo_tuner.engine import Engine, Progress, StopReason
 from bo_tuner.errors import StoreError
+from bo_tuner.launcher import refuse_launchers
 from bo_tuner.models.outlook import outlook
 from bo_tuner.objectives.simulated import Simulation
 from bo_tuner.objectives.training import DeepSpeedBackEnd, deepspeed_config
@@ -287,7 +288,8 @@ def tune(
         The study: its best trial, all trials, the Optuna study.
 
     Raises:
-        ConfigError: An argument cannot be used; among them ModelError, ClusterError, StudyMismatchError.
+        ConfigError: An argument cannot be used; among them ModelError, ClusterError, StudyMismatchError. Or a launcher (torchrun, srun,
+            mpirun) started this process as one of several.
         StudyBusyError: Another process drives this study.
         DeviceBusyError: Somebody else uses a GPU, or does not give it back.
         StoreError: The storage does not answer, or the disk is full.
@@ -296,6 +298,7 @@ def tune(
     """
     options = TuneOptions(**locals())
     started = time.monotonic()
+    refuse_launchers()
     limit = Budget.parse(budget)
     options.check()
     try:

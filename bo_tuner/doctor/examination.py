@@ -14,6 +14,7 @@ from bo_tuner.doctor.database import database
 from bo_tuner.doctor.finding import Finding, fail, ok, warn
 from bo_tuner.doctor.gpus import Driver, gpu_findings, read_driver, sick_driver, torch_build
 from bo_tuner.doctor.group import examine_group
+from bo_tuner.doctor.launcher import started_by
 from bo_tuner.doctor.leftovers import extension_folders, extension_locks, shared_segments
 from bo_tuner.doctor.machine import cores, disk, memory, open_files, shared_memory
 from bo_tuner.doctor.software import compiler, ninja, packages, python_version
@@ -74,6 +75,7 @@ def examine(
 
     what_is_there: dict[str, Callable[[], _Found]] = {
         "bo_tuner": _own_version,
+        "started by": started_by,
         "python": python_version,
         "packages": packages,
         "gpu driver": gpus,

@@ -14,7 +14,19 @@ from subprocess import CompletedProcess
 import pytest
 
 CHECKS = [
-    *("bo_tuner", "python", "packages", "gpu driver", "torch", "devices", "compiler", "ninja", "cpu cores", "memory"),
+    *(
+        "bo_tuner",
+        "started by",
+        "python",
+        "packages",
+        "gpu driver",
+        "torch",
+        "devices",
+        "compiler",
+        "ninja",
+        "cpu cores",
+        "memory",
+    ),
     *("open files", "/dev/shm", "shared segments", "extension locks"),
     *("disk: studies", "disk: temporary", "disk: compiled ops", "storage"),
     *("fork server", "process group", "all-reduce"),
