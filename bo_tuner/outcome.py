@@ -5,14 +5,18 @@ from __future__ import annotations
 import enum
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from bo_tuner.precision import PRIOR, median_interval
+from bo_tuner.pace import Pace, pace
+from bo_tuner.precision import PRIOR
 from bo_tuner.stored import known_fields
 
 __all__ = ["Measurement", "Outcome", "TrialLimits", "TrialResult"]
+
+_UNEVEN = 0.05
+"""The mean is off the median by so much before it is worth a word."""
 
 
 class Outcome(enum.StrEnum):
@@ -55,7 +59,7 @@ class TrialLimits:
     min_steps: int = 3
     """Optimizer steps that are measured at least, unless `max_steps` forbids it."""
     precision_target: float = 0.02
-    """Measuring ends once the 95 % interval of the median step time is narrower than this fraction of it."""
+    """Measuring ends once the 95 % interval of the mean step time is narrower than this fraction of it."""
     deadline_s: float = 180.0
     """Seconds from launch to the last step; past it the ranks are killed."""
     left_s: float | None = None
@@ -114,19 +118,40 @@ class Measurement:
 
     @property
     def slowest_s(self) -> tuple[float, ...]:
-        """Time of each step as its slowest rank saw it: that rank holds up the others."""
-        return tuple(max(times) for times in zip(*self.step_times_s, strict=True))
+        """Time of each step on the rank that took longest for all of them: ranks wait for each other, so all take as long."""
+        return _slowest(self.step_times_s)
+
+    @property
+    def pace(self) -> Pace:
+        """What a step takes in the long run, as far as these steps show it."""
+        return pace(self.slowest_s)
 
     @property
     def step_time_s(self) -> float:
-        """Median over steps of the slowest rank."""
+        """Seconds a step: those of all that count over their number."""
+        return self.pace.mean_s
+
+    @property
+    def median_step_time_s(self) -> float:
+        """Of the slowest rank: what half of its steps took at most."""
         return statistics.median(self.slowest_s)
 
     @property
     def engine_time_s(self) -> float:
-        """Median over steps of the slowest rank's forward + backward + step."""
-        slowest: list[float] = [max(times) for times in zip(*self.engine_times_s, strict=True)]
-        return statistics.median(slowest)
+        """Seconds of forward + backward + step alone, a step, on the rank that took longest for them."""
+        return pace(_slowest(self.engine_times_s)).mean_s
+
+    @property
+    def unevenness(self) -> str:
+        """What is to be said where steps differ so that their median is not what training does; else empty."""
+        found, middle = self.pace, self.median_step_time_s
+        if found.left_out is not None:
+            longest = self.slowest_s[found.left_out] / middle
+            return f"one of {len(self.slowest_s)} steps took {longest:.1f} times the median and is left out"
+        if abs(found.mean_s - middle) <= max(found.half_width_s, _UNEVEN * middle):
+            return ""
+        steps = f"steps repeat every {found.period}" if found.period > 1 else "steps are uneven"
+        return f"{steps}: the mean, which counts, is {found.mean_s / middle:.2f} times the median"
 
     @property
     def samples_per_s(self) -> float:
@@ -158,11 +183,10 @@ class Measurement:
 
     @property
     def step_time_interval_s(self) -> tuple[float, float]:
-        """95 % interval of the step time, as another launch may show it: that of the median, widened by what launches differ by."""
-        middle = self.step_time_s
-        low, high = median_interval(self.slowest_s)
-        launch = self.launch_half_width * middle
-        return (max(middle - math.hypot(middle - low, launch), 0.0), middle + math.hypot(high - middle, launch))
+        """95 % interval of the step time, as another launch may show it: that of the mean, widened by what launches differ by."""
+        found = self.pace
+        half_s = math.hypot(found.half_width_s, self.launch_half_width * found.mean_s)
+        return (max(found.mean_s - half_s, 0.0), found.mean_s + half_s)
 
     @property
     def samples_per_s_interval(self) -> tuple[float, float]:
@@ -184,6 +208,12 @@ class Measurement:
         for name in ("step_times_s", "engine_times_s"):
             values[name] = tuple(tuple(row) for row in data[name])
         return cls(**values)
+
+
+def _slowest(rows: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
+    """The row with the largest sum; all must be equally long."""
+    assert list(zip(*rows, strict=True)), "something was measured"
+    return max(rows, key=math.fsum)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

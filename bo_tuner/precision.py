@@ -1,4 +1,4 @@
-"""How well step times are known: when they have settled, the interval of their median, and what launches add to it."""
+"""How well step times are known: when they have settled, and what launches add to what one of them shows."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-__all__ = ["LaunchNoise", "drift", "median_interval", "settled_from", "student"]
+from bo_tuner.pace import pace
+from bo_tuner.quantiles import student
+
+__all__ = ["LaunchNoise", "drift", "settled_from"]
 
 FEWEST = 3
 """Steps that an interval, or a judgement of drift, needs."""
-_EXACT_FROM = 6
-"""Order statistics hold the median with 95 % from six on: outside them all lie 2 of 2^6 orders."""
-_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-"""97.5 % quantile of Student's t with 1 to 10 degrees of freedom (Abramowitz and Stegun, table 26.10)."""
 _NORMAL = 1.96
 _KENDALL_FROM = 5
 """Of four points, one order in twelve is monotone by chance: whether fewer than five drift is told by the size alone."""
@@ -76,50 +75,9 @@ def _may_be_noise(times: Sequence[float]) -> bool:
     return abs(score) - 1 <= _NORMAL * math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
 
 
-def median_interval(times: Sequence[float]) -> tuple[float, float]:
-    """Interval that holds the median of what `times` are drawn from, with 95 %.
-
-    From six times on a pair of order statistics, which supposes nothing about how they spread; of fewer, Student's t about
-    the median, whose standard error is sqrt(pi / 2) times that of a mean. Of one time nothing is known: it may be anything.
-
-    Args:
-        times: Seconds; at least one.
-    """
-    n = len(times)
-    if n >= _EXACT_FROM:
-        ordered = sorted(times)
-        rank = _outer_rank(n)
-        return (ordered[rank], ordered[n - 1 - rank])
-    middle = statistics.median(times)
-    if n == 1:
-        return (0.0, math.inf)
-    half = student(n - 1) * statistics.stdev(times) * math.sqrt(math.pi / 2 / n)
-    return (max(middle - half, 0.0), middle + half)
-
-
-def _outer_rank(n: int) -> int:
-    """Of n ordered values, counted from 0: the largest with at most 2.5 % for so few of n coins to show heads."""
-    # Of 2^n orders: those with exactly `rank` values below the median, and those with at most as many.
-    rank, orders, below = 0, 1, 1
-    while True:
-        orders = orders * (n - rank) // (rank + 1)
-        below += orders
-        if 40 * below > 2**n:
-            return rank
-        rank += 1
-
-
-def student(n_free: int) -> float:
-    """97.5 % quantile of Student's t; past the table its expansion to the third order (Abramowitz and Stegun, 26.7.5)."""
-    if n_free <= len(_STUDENT):
-        return _STUDENT[n_free - 1]
-    z, v = _NORMAL, n_free
-    return z + (z**3 + z) / (4 * v) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v**2)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchNoise:
-    """How much the median step time of one config differs from launch to launch, beyond what its steps show."""
+    """How much the mean step time of one config differs from launch to launch, beyond what its steps show."""
 
     sd: float
     """Standard deviation, as a fraction of the step time."""
@@ -128,7 +86,7 @@ class LaunchNoise:
 
     @classmethod
     def of(cls, configs: Iterable[Sequence[Sequence[float]]]) -> LaunchNoise:
-        """Estimate from repeats: the pooled variance of the logarithms of their medians, less what the steps explain.
+        """Estimate from repeats: the pooled variance of the logarithms of their means, less what the steps explain.
 
         What was seen on other machines counts like `PRIOR.n_free` repeats (a scaled inverse chi-square prior; Gelman et al.,
         Bayesian Data Analysis, section 2.6), so that one lucky pair does not pass for no noise at all.
@@ -139,8 +97,9 @@ class LaunchNoise:
         squares, n_free = PRIOR.n_free * PRIOR.sd**2, PRIOR.n_free
         for launches in configs:
             if len(launches) > 1:
-                between = statistics.variance(math.log(statistics.median(times)) for times in launches)
-                within = statistics.fmean(_median_sd(times) ** 2 for times in launches)
+                paces = [pace(tuple(times)) for times in launches]
+                between = statistics.variance(math.log(each.mean_s) for each in paces)
+                within = statistics.fmean((each.sd_s / each.mean_s) ** 2 for each in paces)
                 squares += max(between - within, 0.0) * (len(launches) - 1)
                 n_free += len(launches) - 1
         return cls(sd=math.sqrt(squares / n_free), n_free=n_free)
@@ -149,12 +108,6 @@ class LaunchNoise:
     def half_width(self) -> float:
         """Half of the 95 % interval for one launch, as a fraction of the step time."""
         return student(self.n_free) * self.sd
-
-
-def _median_sd(times: Sequence[float]) -> float:
-    """Standard error of the median, as a fraction of it; nothing for one time, which says nothing about it."""
-    low, high = median_interval(times)
-    return (high - low) / 2 / _NORMAL / statistics.median(times) if len(times) > 1 else 0.0
 
 
 PRIOR = LaunchNoise(sd=0.01, n_free=3)

@@ -162,6 +162,7 @@ class TrialRecord:
             "samples_per_s": self.samples_per_s,
             "value": self.goal.value(self),
             "step_time_s": measured.step_time_s if measured else None,
+            "median_step_time_s": measured.median_step_time_s if measured else None,
             "peak_memory_bytes": self.peak_memory_bytes,
             "power_w": measured.power_w if measured else None,
             "energy_j": measured.energy_j if measured else None,

@@ -46,7 +46,7 @@ def pretended(
     """
     deadline_s = min(limits.deadline_s, limits.left_s if limits.left_s is not None else math.inf)
     rule = StoppingRule(limits, n_ranks=n_ranks, global_batch=global_batch)
-    passed_s, warm_s = start_up_s, None
+    passed_s = start_up_s
     on_event(TrialEvent(phase="start"))
     for times in steps:
         passed_s += max(times)
@@ -60,16 +60,12 @@ def pretended(
             )
         for rank, seconds in enumerate(times):
             rule.add(rank, RankStep(total_s=seconds, engine_s=seconds))
-        if rule.is_warm and warm_s is None:
-            warm_s = passed_s
-        phase = "measure" if rule.is_warm else "warmup"
-        on_event(TrialEvent(phase=phase, step=rule.n_finished, n_steps=rule.n_steps, memory_bytes=peak_bytes))
+        on_event(TrialEvent(phase=rule.phase, step=rule.n_finished, n_steps=rule.n_steps, memory_bytes=peak_bytes))
         if rule.is_done:
             break
     assert rule.is_done, "steps go on for as long as they are asked for"
     rows = tuple(tuple(step.total_s for step in row) for row in rule.measured())
     peaks = (peak_bytes,) * n_ranks if peak_bytes is not None else ()
-    warm_s = warm_s if warm_s is not None else passed_s
     bound = rule.bound_samples_per_s
     return TrialResult(
         outcome=Outcome.COMPLETE if bound is None else Outcome.PRUNED,
@@ -89,5 +85,10 @@ def pretended(
         rank_peaks_bytes=peaks,
         limit_bytes=limits.memory_bytes,
         wall_s=passed_s,
-        phases_s={"start": start_up_s, "warmup": warm_s - start_up_s, "measure": passed_s - warm_s, "teardown": 0.0},
+        phases_s={
+            "start": start_up_s,
+            "warmup": passed_s - start_up_s - rule.measured_s,
+            "measure": rule.measured_s,
+            "teardown": 0.0,
+        },
     )

@@ -131,10 +131,9 @@ class SimulatedObjective:
         """Seconds of each step, by rank."""
         factor = _FIRST_STEP
         while True:
-            times = [factor * step_s * _spread(chance, self._settings.step_noise)] * n_ranks
-            if chance.random() < self._settings.straggler_probability:
-                times[chance.randrange(n_ranks)] *= _LATE
-            yield times
+            time_s = factor * step_s * _spread(chance, self._settings.step_noise)
+            is_late = chance.random() < self._settings.straggler_probability
+            yield [time_s * (_LATE if is_late else 1.0)] * n_ranks
             factor = 1.0
 
     def _out_of_memory(self, needed: int, limits: TrialLimits, wall_s: float) -> TrialResult:

@@ -29,31 +29,43 @@ TWO_RANKS = measurement((1.0, 4.0, 2.0), (3.0, 2.0, 2.5))
 # -- measurement ---------------------------------------------------------------------------------------------------
 
 
-def test_a_step_takes_as_long_as_its_slowest_rank() -> None:
-    assert TWO_RANKS.slowest_s == (3.0, 4.0, 2.5)
+def test_the_slowest_rank_is_the_one_that_took_longest_in_all() -> None:
+    assert TWO_RANKS.slowest_s == (3.0, 2.0, 2.5), (
+        "that the other rank took 4 s for one step cost nothing: it waited in the others"
+    )
 
 
-def test_step_time_is_the_median_over_steps_of_the_slowest_rank() -> None:
-    assert TWO_RANKS.step_time_s == 3.0
-    assert TWO_RANKS.engine_time_s == 1.5
-    assert measurement((1.0, 2.0)).step_time_s == 1.5
+def test_step_time_is_the_mean_with_the_median_beside_it() -> None:
+    assert TWO_RANKS.step_time_s == 2.5
+    assert TWO_RANKS.engine_time_s == 1.25
+    uneven = measurement((1.0, 1.0, 1.0, 5.0))
+    assert (uneven.step_time_s, uneven.median_step_time_s) == (2.0, 1.0)
 
 
-def test_rates_follow_from_batch_sequence_and_median_step_time() -> None:
-    assert TWO_RANKS.samples_per_s == 64 / 3.0
-    assert TWO_RANKS.tokens_per_s == 128 * 64 / 3.0
+def test_rates_are_samples_over_time() -> None:
+    assert TWO_RANKS.samples_per_s == 3 * 64 / 7.5
+    assert TWO_RANKS.tokens_per_s == 128 * 3 * 64 / 7.5
 
 
-def test_the_interval_is_that_of_the_median_slower_first() -> None:
-    times = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0)  # of six, the outermost two: 1 - 2 / 2^6 = 97 %
-    assert measurement(times).samples_per_s_interval == (64 / 6.0, 64 / 1.0)
+def test_where_every_fourth_step_stalls_the_rate_is_what_training_does_and_it_is_said() -> None:
+    stalls = measurement((1.0, 1.0, 1.0, 2.5) * 6 + (1.0, 1.0))
+    assert stalls.samples_per_s == pytest.approx(64 / 1.375, rel=1e-6)
+    assert stalls.unevenness == "steps repeat every 4: the mean, which counts, is 1.38 times the median"
+    assert measurement((1.0, 1.01, 0.99, 1.0)).unevenness == ""
+
+
+def test_a_stall_that_does_not_come_back_is_left_out_and_told() -> None:
+    once = measurement((1.0,) * 5 + (20.0,) + (1.0,) * 20)
+    assert once.samples_per_s == 64.0
+    assert once.unevenness == "one of 26 steps took 20.0 times the median and is left out"
 
 
 def test_what_launches_differ_by_widens_the_interval() -> None:
     steady = replace(measurement((2.0,) * 6), launch_half_width=0.1)
     assert steady.step_time_interval_s == pytest.approx((1.8, 2.2))
-    spread = replace(measurement((1.7, 1.7, 2.0, 2.0, 2.3, 2.3)), launch_half_width=0.2)
-    assert spread.step_time_interval_s == pytest.approx((1.5, 2.5))  # 0.3 and 0.4 at right angles
+    alone = measurement((1.7, 1.9, 2.0, 2.1, 2.3))
+    half_s = math.hypot(alone.pace.half_width_s, 0.2 * 2.0)
+    assert replace(alone, launch_half_width=0.2).step_time_interval_s == pytest.approx((2.0 - half_s, 2.0 + half_s))
 
 
 def test_of_one_step_nothing_is_known() -> None:
@@ -61,7 +73,7 @@ def test_of_one_step_nothing_is_known() -> None:
 
 
 def test_deepspeeds_count_leaves_out_what_is_neither_forward_backward_nor_step() -> None:
-    assert TWO_RANKS.engine_samples_per_s == 64 / 1.5
+    assert TWO_RANKS.engine_samples_per_s == 64 / 1.25
     assert TWO_RANKS.overstatement == 1.0
 
 
@@ -161,7 +173,7 @@ def test_any_other_end_is_a_constraint_of_at_most_zero(
 @pytest.mark.parametrize("outcome", list(Outcome))
 def test_only_a_complete_trial_has_a_rate(outcome: Outcome) -> None:
     rate = TrialResult(outcome=outcome, measurement=TWO_RANKS).samples_per_s
-    assert rate == (64 / 3.0 if outcome is Outcome.COMPLETE else None)
+    assert rate == (64 / 2.5 if outcome is Outcome.COMPLETE else None)
 
 
 def test_a_complete_trial_without_a_measurement_has_no_rate() -> None:

@@ -19,6 +19,7 @@ ROW_KEYS = [
     "samples_per_s",
     "value",
     "step_time_s",
+    "median_step_time_s",
     "peak_memory_bytes",
     "power_w",
     "energy_j",
@@ -80,6 +81,7 @@ def test_the_row_of_a_complete_trial_has_its_numbers() -> None:
         "samples_per_s": 128.0,
         "value": 128.0,
         "step_time_s": 0.5,
+        "median_step_time_s": 0.5,
         "peak_memory_bytes": 700,
         "power_w": None,
         "energy_j": None,
@@ -197,7 +199,7 @@ def test_what_a_config_does_is_what_its_confirmation_says(again_s: float) -> Non
     record = confirmed(complete(0, 0.5), again_s)
     assert record.is_confirmed
     assert record.samples_per_s == 128.0
-    assert record.standing_samples_per_s == 64 / again_s
+    assert record.standing_samples_per_s == pytest.approx(64 / again_s)
 
 
 def test_a_slower_confirmation_takes_the_place_of_the_promise() -> None:

@@ -108,7 +108,7 @@ def _answer(answer: Answer, study: ReportedStudy) -> dict[str, Any]:
         "is_confirmed": bool(answer.best.is_confirmed),
         "deepspeed_counts": as_deepspeed_counts(measured),
         "tokens": _number(measured.tokens_per_s),
-        "step": seconds(measured.step_time_s),
+        "step": f"{seconds(measured.step_time_s)} (median {seconds(measured.median_step_time_s)})",
         "drew": _drew(measured),
         "is_loss_finite": measured.is_loss_finite,
         "throttling": ", ".join(measured.throttling),

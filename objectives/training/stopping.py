@@ -8,18 +8,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bo_tuner.outcome import TrialLimits
-from bo_tuner.precision import median_interval, settled_from
+from bo_tuner.pace import pace
+from bo_tuner.precision import settled_from
 
 __all__ = ["RankStep", "StoppingRule"]
 
 _ENOUGH_S = 4.0
 """Without a limit on steps, a trial that cannot be measured to its target ends after this, ..."""
-_FEWEST_STEPS = 6
-"""... unless it has made fewer steps than these; ..."""
+_FEWEST_STEPS = 4
+"""... unless it has made fewer steps than these, the first of which is warm-up; ..."""
 _MOST_STEPS = 100
 """... and after these however short they are."""
 _LEAST_MEASURED_S = 0.5
-"""Steps of milliseconds that agree within a blink may all lie in one of the machine's moods."""
+"""Steps of milliseconds that agree within a blink may all lie in one of the machine's moods; ..."""
+_SEEN_STEPS = 17
+"""... and steps that agree may all lie between two stalls of a data loader, which has seldom more workers than this less one: so many are
+measured, ..."""
+_SEEN_S = 2.0
+"""... unless they take longer than this. It is also what a driver's reading of power needs, which is a mean over a second."""
+_SURELY_LONG_S = 0.5
+"""Steps this long are so dear that a trial is ended before its warm-up is over ..."""
+_SURELY_SLOWER = (0.5, 0.25, 0.2)
+"""... where the fastest of 1, 2, 3 steps after the first is longer than the incumbent's by this fraction, beyond what launches differ by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +43,9 @@ class RankStep:
 class StoppingRule:
     """Takes every rank's steps as they come and says when the trial may end.
 
-    The warm-up lasts until step times have settled. Then steps are measured until the interval of their median is narrow
-    enough, or lies below the incumbent as a whole, or no more steps are allowed. The slowest rank sets the time of a step.
+    The warm-up lasts until step times have settled. Then steps are measured until the interval of their mean is narrow enough, or lies
+    below the incumbent as a whole, or no more steps are allowed. A trial that has run all its steps is complete, however slow. Long
+    steps of which even the fastest is far too slow end a trial earlier. The slowest rank sets the time of a step.
 
     The supervisor decides, and then kills the ranks: they need not agree on a last step, and no time goes into an orderly
     exit.
@@ -76,14 +87,20 @@ class StoppingRule:
         return min(max(math.ceil(_ENOUGH_S / statistics.median(self._slowest_s)), _FEWEST_STEPS), _MOST_STEPS)
 
     @property
-    def is_warm(self) -> bool:
-        """The warm-up is over."""
-        return self._settled is not None
+    def phase(self) -> str:
+        """What the step that runs is for, as far as can be told: `warmup` or `measure`."""
+        is_unsettled = self._settled is None and len(self._slowest_s) >= _FEWEST_STEPS
+        return "warmup" if not self._slowest_s or is_unsettled else "measure"
 
     @property
     def n_warmup(self) -> int:
         """Steps that do not count; half of them where step times never settled."""
         return self._settled if self._settled is not None else len(self._slowest_s) // 2
+
+    @property
+    def measured_s(self) -> float:
+        """Seconds of the steps that count; 0 before there are any."""
+        return max(math.fsum(step.total_s for step in row) for row in self.measured())
 
     def measured(self) -> Sequence[Sequence[RankStep]]:
         """The steps that count: one row a rank, equally long."""
@@ -93,10 +110,12 @@ class StoppingRule:
         settled = settled_from(self._slowest_s, tolerance=self._limits.precision_target, at_least=self._settled or 1)
         self.is_settled = settled is not None
         self._settled = settled if settled is not None else self._settled
-        is_last = self._is_last()
-        if settled is not None:
-            self._judge_interval(self._slowest_s[settled:], is_last=is_last)
-        self.is_done |= is_last
+        if self._is_last():
+            self.is_done = True
+        elif settled is None:
+            self._judge_fastest()
+        else:
+            self._judge_interval()
 
     def _is_last(self) -> bool:
         n, most = len(self._slowest_s), self._limits.max_steps
@@ -106,15 +125,29 @@ class StoppingRule:
             return False
         return n >= _MOST_STEPS or (n >= _FEWEST_STEPS and sum(self._slowest_s) >= _ENOUGH_S)
 
-    def _judge_interval(self, times_s: Sequence[float], *, is_last: bool) -> None:
-        if sum(times_s) < _LEAST_MEASURED_S and not is_last:
+    def _judge_fastest(self) -> None:
+        """Of few long steps: whether they are too slow without any doubt. A warm-up makes steps longer, not shorter."""
+        later, incumbent = self._slowest_s[1:], self._limits.incumbent_samples_per_s
+        if incumbent is None or not 0 < len(later) <= len(_SURELY_SLOWER) or min(later) < _SURELY_LONG_S:
             return
-        middle = statistics.median(times_s)
-        low, high = median_interval(times_s)
-        incumbent = self._limits.incumbent_samples_per_s
-        fastest_s = middle - math.hypot(middle - low, self._limits.launch_half_width * middle)
-        if incumbent is not None and fastest_s > self._global_batch / incumbent:
-            self.bound_samples_per_s = self._global_batch / fastest_s
+        margin = math.hypot(_SURELY_SLOWER[len(later) - 1], self._limits.launch_half_width)
+        self._end_if_slower(min(later) / (1 + margin), incumbent)
+
+    def _judge_interval(self) -> None:
+        times_s = max(([step.total_s for step in row] for row in self.measured()), key=math.fsum)
+        measured_s = self.measured_s
+        if measured_s < _LEAST_MEASURED_S:
+            return
+        found, incumbent = pace(tuple(times_s)), self._limits.incumbent_samples_per_s
+        has_seen = len(times_s) >= _SEEN_STEPS or measured_s >= _SEEN_S
+        is_narrow = 2 * found.half_width_s <= self._limits.precision_target * found.mean_s
+        if has_seen and is_narrow and len(times_s) >= self._limits.min_steps:
             self.is_done = True
-        elif len(times_s) >= self._limits.min_steps and high - low <= self._limits.precision_target * middle:
+        elif incumbent is not None:
+            half_s = math.hypot(found.half_width_s, self._limits.launch_half_width * found.mean_s)
+            self._end_if_slower(found.mean_s - half_s, incumbent)
+
+    def _end_if_slower(self, fastest_s: float, incumbent: float) -> None:
+        if fastest_s > self._global_batch / incumbent:
+            self.bound_samples_per_s = self._global_batch / fastest_s
             self.is_done = True

@@ -76,7 +76,6 @@ class TrialWatch:
             self._oom_kills.note(pid)
         self._life = life
         self._train_began: float | None = None
-        self._warm_at: float | None = None
         self._ended = started
         self._told_at = started
 
@@ -127,8 +126,6 @@ class TrialWatch:
         self._peaks[rank] = max(self._peaks[rank], int(message["peak_bytes"]))
         if self._peaks[rank] > self._limits.memory_bytes and self._cluster.device == "cpu":
             self._stop_for_memory(MemoryReading(rank=rank, used_bytes=self._peaks[rank]))
-        if self._rule.is_warm and self._warm_at is None:
-            self._warm_at = time.monotonic()
         if self._rule.n_finished > before:
             self._tell()
 
@@ -193,7 +190,7 @@ class TrialWatch:
 
     def _tell(self) -> None:
         self._told_at = time.monotonic()
-        phase = "measure" if self._rule.is_warm else ("warmup" if self._train_began else "start")
+        phase = self._rule.phase if self._train_began else "start"
         memory = max([*self._peaks.values(), self._guard.peak_bytes or 0]) or None
         tells = self._pace.running_s(self._told_at) > _TELL_MICRO_BATCHES_S
         self._on_event(
@@ -214,10 +211,9 @@ class TrialWatch:
         if is_cut and self._step_at_least_s is not None:
             bound = self._config.global_batch(self._cluster.n_ranks) / self._step_at_least_s
         peak = max([*self._peaks.values(), self._guard.peak_bytes or 0]) or None
-        measurement, told = None, ConditionsTold()
+        measurement, told, measured_s = None, ConditionsTold(), self._rule.measured_s
         if failure is None:
             measured = self._rule.measured()
-            measured_s = sum(max(step.total_s for step in column) for column in zip(*measured, strict=True))
             told = self._conditions.over(self._ended - measured_s, self._ended)
             measurement = Measurement(
                 global_batch=self._config.global_batch(self._cluster.n_ranks),
@@ -235,11 +231,11 @@ class TrialWatch:
                 energy_j=told.energy_j,
                 throttling=told.throttling,
             )
-        began, warm = self._train_began or self._ended, self._warm_at or self._ended
+        began = self._train_began or self._ended
         stacks = self._life.stack_lines() if self._life is not None else []
         return TrialResult(
             outcome=failure.outcome if failure else Outcome.COMPLETE if bound is None else Outcome.PRUNED,
-            reason=failure.reason if failure else "; ".join(self._remarks(told.throttling)),
+            reason=failure.reason if failure else "; ".join(self._remarks(measurement)),
             measurement=measurement,
             bound_samples_per_s=bound if failure is None or is_cut else None,
             step_limit_s=self._limits.longest_step_s if is_cut else None,
@@ -250,14 +246,14 @@ class TrialWatch:
             wall_s=wall_s,
             phases_s={
                 "start": began - self._started,
-                "warmup": warm - began,
-                "measure": self._ended - warm,
+                "warmup": max(self._ended - began - measured_s, 0.0),
+                "measure": measured_s,
                 "teardown": teardown_s,
             },
             log_tail="\n".join([log_tail, *stacks]) if failure and not is_cut else "",
         )
 
-    def _remarks(self, throttling: tuple[str, ...]) -> Iterator[str]:
+    def _remarks(self, measurement: Measurement | None) -> Iterator[str]:
         """What is to be said of a trial that did not fail."""
         if self._rule.bound_samples_per_s is not None:
             yield f"ended early: slower than {rate(self._rule.bound_samples_per_s)}, which is below the best so far"
@@ -265,5 +261,7 @@ class TrialWatch:
             yield "step times had not settled at the last step"
         if not self._is_loss_finite:
             yield "the loss was not finite"
-        if throttling:
-            yield f"clocks were held down: {', '.join(throttling)}"
+        if measurement is not None and measurement.unevenness:
+            yield measurement.unevenness
+        if measurement is not None and measurement.throttling:
+            yield f"clocks were held down: {', '.join(measurement.throttling)}"

@@ -126,7 +126,7 @@ def test_a_straggler_holds_up_all_ranks() -> None:
     one, other = simulated(settings=late).measurement, simulated().measurement
     assert one is not None and other is not None
     assert one.step_time_s == pytest.approx(1.5 * other.step_time_s)
-    assert all(max(column) > 1.4 * min(column) for column in zip(*one.step_times_s, strict=True))
+    assert one.step_times_s[0] == one.step_times_s[1], "the others wait"
 
 
 def test_start_up_costs_what_it_is_said_to() -> None:

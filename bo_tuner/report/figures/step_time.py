@@ -39,7 +39,7 @@ def step_time_figure(records: Sequence[TrialRecord], *, top: int = 6) -> go.Figu
     for place, record in enumerate(fastest):
         measurement = record.result.measurement if record.result else None
         assert measurement is not None  # complete trials have one
-        median = measurement.step_time_s
+        median = measurement.median_step_time_s
         colour = layout_style(record.config).colour
         name = html.escape(record.config.name, quote=False)
         figure.add_trace(

@@ -94,13 +94,13 @@ def train(arguments: argparse.Namespace) -> None:
     if arguments.save is not None:
         engine.save_checkpoint(str(arguments.save.resolve()))
     if rank == 0:
-        median_s = statistics.median(times_s[2:] or times_s)
+        mean_s = statistics.fmean(times_s[2:] or times_s)
         summary = {
             "steps": arguments.steps,
             "world_size": world_size,
             "loss": loss,
-            "step_time_s": median_s,
-            "samples_per_s": ds_config["train_batch_size"] / median_s,
+            "step_time_s": mean_s,
+            "samples_per_s": ds_config["train_batch_size"] / mean_s,
             "measured_samples_per_s": facts["measured"]["samples_per_s"],
         }
         print(json.dumps(summary), flush=True)

@@ -1,0 +1,82 @@
+"""What a step takes in the long run, on steps with stalls, periods and neighbours that are alike."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from bo_tuner.pace import pace
+from bo_tuner.quantiles import student
+
+
+def steady(n: int, *, noise: float = 0.002, seed: int = 0) -> list[float]:
+    draw = random.Random(seed)
+    return [1 + noise * draw.gauss(0, 1) for _ in range(n)]
+
+
+@pytest.mark.parametrize("period", [2, 4, 8])
+def test_a_stall_of_every_kth_step_counts_by_whole_periods_and_leaves_a_narrow_interval(period: int) -> None:
+    times = [time + 3 * (at % period == period - 1) for at, time in enumerate(steady(4 * period + period // 2 + 3))]
+    found = pace(tuple(times))
+    assert found.period == period
+    assert found.mean_s == pytest.approx(1 + 3 / period, rel=0.01)
+    assert found.half_width_s < 0.02
+
+
+def test_before_three_periods_are_seen_a_stall_counts_and_the_interval_is_wide() -> None:
+    found = pace((*steady(7), 20.0))
+    assert found.mean_s == pytest.approx(27 / 8, rel=0.01)
+    assert found.half_width_s > 1
+    assert found.left_out is None
+
+
+@pytest.mark.parametrize("at", [0, 4, 20])
+def test_a_stall_without_another_one_in_sixteen_steps_is_left_out(at: int) -> None:
+    times = steady(21)
+    times[at] = 20.0
+    found = pace(tuple(times))
+    assert found.left_out == at
+    assert found.mean_s == pytest.approx(1, rel=0.01)
+
+
+def test_stalls_that_come_back_count() -> None:
+    times = steady(40)
+    times[3] = times[30] = 10.0
+    found = pace(tuple(times))
+    assert found.left_out is None
+    assert found.mean_s == pytest.approx(1 + 18 / 40, rel=0.01)
+
+
+def test_the_largest_of_noisy_steps_is_no_stall() -> None:
+    assert all(pace(tuple(steady(40, noise=0.1, seed=seed))).left_out is None for seed in range(50))
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.9])
+def test_steps_alike_to_their_neighbours_have_no_period(correlation: float) -> None:
+    n_found = 0
+    for seed in range(100):
+        draw = random.Random(seed)
+        value, times = draw.gauss(0, 1), list[float]()
+        for _ in range(30):
+            times.append(1 + 0.03 * value)
+            value = correlation * value + math.sqrt(1 - correlation**2) * draw.gauss(0, 1)
+        n_found += pace(tuple(times)).period > 1
+    assert n_found <= 2
+
+
+def test_one_step_says_nothing_of_how_well_it_is_known() -> None:
+    found = pace((1.0,))
+    assert (found.mean_s, found.half_width_s, found.sd_s) == (1.0, math.inf, 0.0)
+
+
+def test_equal_steps_are_known_exactly() -> None:
+    assert pace((2.0,) * 6).half_width_s == pytest.approx(0, abs=1e-9)
+
+
+def test_students_quantiles_agree_with_the_table_where_both_are_known() -> None:
+    assert student(10) == 2.228
+    assert student(11) == pytest.approx(2.201, abs=0.003)
+    assert student(30) == pytest.approx(2.042, abs=0.001)
+    assert student(1000) == pytest.approx(1.962, abs=0.001)
