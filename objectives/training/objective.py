@@ -50,8 +50,6 @@ def training_server(cluster: Cluster) -> ForkServer:
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
         # A CUDA probe by torch before the fork would break CUDA in every child; this one asks NVML.
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
     }
     server = ForkServer(preload=PRELOAD, prepare="bo_tuner.objectives.training.rank:prepare", environment=environment)
     try:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+
+import pytest
 
 from bo_tuner.cluster import Cluster
 from bo_tuner.objectives.training.environment import changed_variables, rank_environment, recorded_environment
+from bo_tuner.objectives.training.objective import training_server
 
 CPU = Cluster(device="cpu", n_ranks=2, device_name="a thought", memory_bytes=2**33, threads_per_rank=3)
 GPU = replace(CPU, device="cuda", threads_per_rank=1)
@@ -38,3 +42,17 @@ def test_what_has_changed_since_a_study_began_is_told() -> None:
     told = changed_variables({"NCCL_ALGO": "Ring"}, {"NCCL_DEBUG": "INFO"})
     assert told == "NCCL_ALGO is not set, and was Ring, NCCL_DEBUG is INFO, and was not set"
     assert changed_variables(None, SET) == changed_variables(SET, SET) == ""
+
+
+@pytest.mark.parametrize("users", [None, "0", "1"])
+def test_whether_users_code_may_download_is_left_to_the_user(
+    monkeypatch: pytest.MonkeyPatch, users: str | None
+) -> None:
+    names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+        if users is not None:
+            monkeypatch.setenv(name, users)
+    with training_server(CPU) as server:
+        seen = {**os.environ, **server.environment}  # of the process that ranks are forked from
+        assert [seen.get(name) for name in names] == [users] * 3

@@ -17,6 +17,7 @@ from bo_tuner.objectives.training.job.hugging_face import (
 )
 from bo_tuner.objectives.training.job.recompute import recompute, recomputed_layers
 from bo_tuner.objectives.training.job.structure import digest
+from bo_tuner.workload import ModelSpec
 
 Strong = Callable[..., nn.Module]
 
@@ -94,3 +95,17 @@ def test_samples_are_as_the_model_takes_them_and_the_same_for_one_seed(
     assert not torch.equal(sample["input_ids"], others[0]["input_ids"])
     loss = model(**{column: torch.stack([samples[0][column], samples[1][column]]) for column in sample}).loss
     assert torch.isfinite(loss)
+
+
+@pytest.mark.parametrize("name", ["bert-tiny", "gpt2"])
+def test_a_preset_and_its_samples_are_made_without_the_network(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Whatever the user's HF_HUB_OFFLINE says, which is for code of the user's."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("the network was asked")
+
+    architecture = ModelSpec.resolve(name).architecture
+    monkeypatch.setattr("socket.getaddrinfo", refuse)
+    monkeypatch.setattr("socket.socket.connect", refuse)
+    assert list(build_structure(architecture).parameters())
+    assert len(SyntheticData(architecture, seq_len=8, n_samples=2)) == 2
