@@ -1,4 +1,4 @@
-"""Which configs should fit, after what was seen of memory, and which should run at all."""
+"""What is doubted of memory before anything ran, and which configs should run at all."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bo_tuner.models.choices import Flags, Floats
 from bo_tuner.samplers.bayesian.landscape import Landscape, alike
 from bo_tuner.samplers.bayesian.memory_scales import Doubts, MemoryScales, MemorySeen
 
-__all__ = ["Ended", "chance_of_fitting", "chance_of_running"]
+__all__ = ["Ended", "chance_of_running", "scales_of"]
 
 _OF_BYTES = Doubts(common=0.1, group=(0.15, 0.25, 0.5), own=0.08)
 """Of groups and configs as chosen on the groups of tables that calibrate the models."""
@@ -21,19 +21,18 @@ _USUAL_FAILURES = 0.05
 """Of trials that memory does not explain, as if one trial everywhere had shown it."""
 
 
-def chance_of_fitting(seen: MemorySeen, candidates: Landscape, *, limit_bytes: float, expects: bool) -> Floats:
-    """Probability that each candidate stays under the limit.
+def scales_of(seen: MemorySeen, *, limit_bytes: float, expects: bool) -> MemoryScales:
+    """What candidates should need of memory.
 
     Args:
         seen: So far; may be empty.
-        candidates: With expected memory.
         limit_bytes: Per rank.
         expects: Memory is expected in bytes, not only in proportions.
     """
-    doubts = _OF_BYTES
-    if not expects:  # the largest may be a few percent of the limit, or many times as much
-        doubts = replace(_OF_PROPORTIONS, centre=math.log(limit_bytes) - _LARGEST)
-    return MemoryScales.of(seen, doubts).chance_of_fitting(candidates, limit_bytes)
+    if expects:
+        return MemoryScales.of(seen, _OF_BYTES)
+    # The largest of proportions may be a few percent of the limit, or many times as much.
+    return MemoryScales.of(seen, replace(_OF_PROPORTIONS, centre=math.log(limit_bytes) - _LARGEST))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -73,9 +73,9 @@ def memory_bounds(record: TrialRecord) -> tuple[float, float]:
         return max(peak, most_used, *((run.limit_bytes or 0) for run in refused)), math.inf
     if not record.has_run:
         return peak, math.inf
-    limits = [run.limit_bytes for run in record.runs if run.limit_bytes]
     if record.result is not None and record.result.step_limit_s is not None:  # ended in the midst of its first steps
         return peak, math.inf
+    limits = [run.limit_bytes for run in record.runs if run.limit_bytes]
     return (peak, peak) if peak else (0.0, min(limits, default=math.inf))
 
 
@@ -100,6 +100,11 @@ class MemoryScales:
         missing = math.log(limit_bytes) - _log_needed(self.log_scales, candidates)
         chance: Floats = self.weights @ ndtr(missing / self.own_sd[:, None])
         return chance
+
+    def needed_bytes(self, candidates: Landscape) -> Floats:
+        """About what each candidate needs."""
+        found: Floats = candidates.memory @ np.exp(self.weights @ self.log_scales)
+        return found
 
     @classmethod
     def of(cls, seen: MemorySeen, doubts: Doubts) -> MemoryScales:

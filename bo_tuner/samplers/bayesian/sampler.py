@@ -17,9 +17,9 @@ from bo_tuner.open_candidates import OpenCandidates
 from bo_tuner.outcome import TrialResult
 from bo_tuner.samplers.base import CandidateSampler
 from bo_tuner.samplers.bayesian.acquisition import chance_of_gain, log_expected_improvement
-from bo_tuner.samplers.bayesian.feasibility import Ended, chance_of_fitting, chance_of_running
+from bo_tuner.samplers.bayesian.feasibility import Ended, chance_of_running, scales_of
 from bo_tuner.samplers.bayesian.landscape import Landscape, Map
-from bo_tuner.samplers.bayesian.memory_scales import MemorySeen, memory_bounds
+from bo_tuner.samplers.bayesian.memory_scales import MemoryScales, MemorySeen, memory_bounds
 from bo_tuner.samplers.bayesian.regression import Bounded, Measured, Regression, beliefs
 from bo_tuner.trial import TrialRecord
 
@@ -34,12 +34,14 @@ _COST_POWER = 0.3
 """What the seconds of a trial count against what it promises, at first; ..."""
 _COOLING = 0.8
 """... after each trial so many times as much (Lee et al., arXiv 2003.10870, section 4)."""
+_CAUTION = 4.0
+"""For the share of trials that memory ended: by so much more the chance to run counts."""
 _START_UP_S = 20.0
 """Of a trial, until one has told."""
 _USUAL_STEPS = 8
 _MOST_WEIGHED = 5000
 _MOST_MEMORY = 2.0
-"""Times the limit: what is expected to need more is not worth weighing as long as other candidates are many."""
+"""Times the limit: what should need more, after what was seen, is not worth weighing as long as other candidates are many."""
 _FEWEST_TO_STOP = 4
 """Trials that ran, before it may be said that nothing better is left."""
 
@@ -76,9 +78,10 @@ class BayesianSampler(CandidateSampler):
         """The one that promises most; of those that promise about as much, the one with the smallest step."""
         first = _share_of_first(len(records)) if self.goal.has_front else 1.0
         known = _Known.of(records, self._map, self.goal, first)
-        weighed, there = self._worth_weighing(candidates)
+        scales = self._scales(known)
+        weighed, there = self._worth_weighing(candidates, scales)
         there = there.aimed(first)
-        score = np.log(self._runs(known, there)) + self._promise(known, there)
+        score = known.caution * np.log(self._runs(known, scales, there)) + self._promise(known, there)
         batches = np.array([config.global_batch(self._candidates.n_ranks) for config in weighed], dtype=float)
         alike = AS_EXPECTED if self._goes_by_expectation(known) else AS_MEASURED
         return weighed[gentlest(score, batches, alike=alike)]
@@ -89,9 +92,10 @@ class BayesianSampler(CandidateSampler):
         known = _Known.of(self._candidates.standing(records), self._map, self.goal)
         if self.goal.has_front or not candidates or not len(known.measured) or known.ran.sum() < _FEWEST_TO_STOP:
             return None
-        _, there = self._worth_weighing(candidates)
+        scales = self._scales(known)
+        _, there = self._worth_weighing(candidates, scales)
         learnt, best = self._learnt(known)
-        return chance_of_gain(learnt.predict(there), self._runs(known, there), best + math.log1p(min_gain))
+        return chance_of_gain(learnt.predict(there), self._runs(known, scales, there), best + math.log1p(min_gain))
 
     def best(self, records: Sequence[TrialRecord]) -> TrialRecord | None:
         """The complete trial of the highest rate, noise left out; of two measures the first counts."""
@@ -100,13 +104,15 @@ class BayesianSampler(CandidateSampler):
             return None
         return known.complete[int(np.argmax(Regression(known.measured, self._beliefs).log_rates))]
 
-    def _worth_weighing(self, candidates: Sequence[TrainConfig]) -> tuple[Sequence[TrainConfig], Landscape]:
+    def _worth_weighing(
+        self, candidates: Sequence[TrainConfig], scales: MemoryScales
+    ) -> tuple[Sequence[TrainConfig], Landscape]:
         """All, or where they are very many, those that should be fastest and as many others at random."""
         there = self._map.of(candidates)
         if len(candidates) <= 2 * _MOST_WEIGHED:
             return candidates, there
         by_rate = there.log_rate if self._map.expects else there.log_rule
-        may_fit = there.memory.sum(axis=1) <= _MOST_MEMORY * self._limit_bytes
+        may_fit = scales.needed_bytes(there) <= _MOST_MEMORY * self._limit_bytes
         order = np.argsort(-np.where(may_fit, by_rate, by_rate.min() - 1), kind="stable")
         drawn = np.random.default_rng(self._seed).choice(order[_MOST_WEIGHED:], _MOST_WEIGHED, replace=False)
         chosen = np.sort(np.concatenate([order[:_MOST_WEIGHED], drawn]))
@@ -135,11 +141,12 @@ class BayesianSampler(CandidateSampler):
             learnt = Regression(bounded, self._beliefs)
         return learnt, best
 
-    def _runs(self, known: _Known, there: Landscape) -> Floats:
+    def _scales(self, known: _Known) -> MemoryScales:
+        return scales_of(known.memory, limit_bytes=self._limit_bytes, expects=self._map.expects)
+
+    def _runs(self, known: _Known, scales: MemoryScales, there: Landscape) -> Floats:
         """Probability of each candidate to run to its end."""
-        everywhere = Landscape.together([there, known.where])
-        chance = chance_of_fitting(known.memory, everywhere, limit_bytes=self._limit_bytes, expects=self._map.expects)
-        fits, here = np.split(chance, [len(there)])
+        fits, here = (scales.chance_of_fitting(where, self._limit_bytes) for where in (there, known.where))
         blamed = np.where(known.ran, 0.0, np.where(known.is_memory, here, 1.0))
         runs = fits * chance_of_running(Ended(where=known.where, blamed=blamed, ran=known.ran), there)
         return np.maximum(runs, 1e-12)
@@ -162,6 +169,11 @@ class _Known:
     memory: MemorySeen
     start_up_s: float
     """Of a trial, in the median."""
+
+    @property
+    def caution(self) -> float:
+        """What the logarithm of a chance to run counts: more where much did not run."""
+        return 1 + _CAUTION * float(self.is_memory.sum()) / max(self.n_trials, 1)
 
     @classmethod
     def of(cls, records: Sequence[TrialRecord], where: Map, goal: Goal, first: float = 1.0) -> _Known:

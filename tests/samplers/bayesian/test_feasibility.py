@@ -10,7 +10,7 @@ import pytest
 
 from bo_tuner.config import TrainConfig
 from bo_tuner.outcome import Outcome, TrialResult
-from bo_tuner.samplers.bayesian.feasibility import Ended, chance_of_fitting, chance_of_running
+from bo_tuner.samplers.bayesian.feasibility import Ended, chance_of_running, scales_of
 from bo_tuner.samplers.bayesian.landscape import Landscape
 from bo_tuner.samplers.bayesian.memory_scales import Doubts, MemoryScales, MemorySeen, memory_bounds
 from bo_tuner.trial import TrialRecord
@@ -34,11 +34,15 @@ def peaks(where: Landscape, needed: Sequence[float] | np.ndarray) -> MemorySeen:
     return MemorySeen(where=where, least_bytes=np.array(needed), most_bytes=np.array(needed))
 
 
+def chance_of_fitting(so_far: MemorySeen, there: Landscape, *, limit_bytes: float, expects: bool) -> list[float]:
+    return list(scales_of(so_far, limit_bytes=limit_bytes, expects=expects).chance_of_fitting(there, limit_bytes))
+
+
 NOTHING = seen(GROWING.at(np.array([], dtype=np.int64)), fitted=True)
 
 
 def chances(so_far: MemorySeen, *, expects: bool = True) -> list[float]:
-    return list(chance_of_fitting(so_far, GROWING, limit_bytes=LIMIT, expects=expects))
+    return chance_of_fitting(so_far, GROWING, limit_bytes=LIMIT, expects=expects)
 
 
 def at(place: int) -> Landscape:
@@ -166,7 +170,7 @@ def test_a_trial_bounds_what_its_config_needs() -> None:
 
 def test_where_only_proportions_are_known_the_lightest_is_likeliest_and_trials_tell_the_rest() -> None:
     def told(so_far: MemorySeen) -> list[float]:
-        return list(chance_of_fitting(so_far, SHARES, limit_bytes=LIMIT, expects=False))
+        return chance_of_fitting(so_far, SHARES, limit_bytes=LIMIT, expects=False)
 
     before = told(seen(SHARES.at(np.array([], dtype=np.int64)), fitted=True))
     assert before == sorted(before, reverse=True)
