@@ -95,6 +95,8 @@ def test_twelve_peaks_are_believed_however_far_they_are_from_what_was_expected(f
     fits, does_not = chance_of_fitting(peaks(MANY, needed), there, limit_bytes=LIMIT, expects=True)  # 13 and 22 GiB
     assert fits > 0.9
     assert does_not < 0.05
+    scales = scales_of(peaks(MANY, needed), limit_bytes=LIMIT, expects=True)
+    assert scales.needed_bytes(MANY) == pytest.approx(needed, rel=0.2), "which decides what is weighed of a crowd"
 
 
 @pytest.mark.parametrize("factor", [1.6, 3.0, 5.0])
