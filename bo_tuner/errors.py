@@ -4,6 +4,7 @@ __all__ = [
     "BoTunerError",
     "ClusterError",
     "ConfigError",
+    "CudaError",
     "DeviceBusyError",
     "DriverError",
     "LaunchError",
@@ -44,6 +45,12 @@ class DriverError(ClusterError):
         """There is none."""
         self.code = code
         """NVML's (nvmlReturn_t), where it gave one."""
+
+
+class CudaError(ClusterError):
+    """The GPUs are here, and torch cannot use them."""
+
+    exit_code = 1
 
 
 class DeviceBusyError(BoTunerError):

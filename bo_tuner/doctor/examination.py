@@ -11,8 +11,8 @@ from pathlib import Path
 
 from bo_tuner.cluster import Cluster, DeviceKind
 from bo_tuner.doctor.database import database
-from bo_tuner.doctor.finding import Finding, fail, ok, warn
-from bo_tuner.doctor.gpus import Driver, gpu_findings, read_driver, sick_driver, torch_build
+from bo_tuner.doctor.finding import Finding, Status, fail, ok, warn
+from bo_tuner.doctor.gpus import Driver, cuda, gpu_findings, read_driver, sick_driver, torch_build
 from bo_tuner.doctor.group import examine_group
 from bo_tuner.doctor.launcher import started_by
 from bo_tuner.doctor.leftovers import extension_folders, extension_locks, shared_segments
@@ -82,8 +82,16 @@ def examine(
         "torch": torch,
         "devices": devices,
     }
+    has_failed = False
     for name, check in what_is_there.items():
-        yield from look(name, check, tell, debug=debug)
+        for finding in look(name, check, tell, debug=debug):
+            has_failed |= finding.name == "torch" and finding.status is Status.FAIL
+            yield finding
+    if clusters and clusters[0].device == "cuda" and not has_failed:
+        tell("starting CUDA ...")
+        for finding in look("cuda", lambda: cuda(clusters[0]), tell, debug=debug):
+            has_failed |= finding.status is Status.FAIL
+            yield finding
 
     kind: DeviceKind = clusters[0].device if clusters else ("cuda" if device == "cuda" else "cpu")
     ranks = clusters[0].n_ranks if clusters else n_ranks or _USUAL_RANKS
@@ -105,7 +113,7 @@ def examine(
     }
     for name, check in whether_it_will_do.items():
         yield from look(name, check, tell, debug=debug)
-    if clusters:
+    if clusters and not has_failed:
         yield from look("fork server", lambda: examine_group(clusters[0], tell), tell, debug=debug)
 
 

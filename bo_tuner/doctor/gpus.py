@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from bo_tuner.cluster import Cluster
+from bo_tuner.cuda import cuda_trouble
 from bo_tuner.doctor.finding import Finding, fail, ok, warn
 from bo_tuner.errors import ClusterError, DriverError
 from bo_tuner.nvml import Device, Nvml
 from bo_tuner.objectives.memory import IDLE_BYTES
 from bo_tuner.text import count, gib
 
-__all__ = ["Driver", "Gpu", "gpu_findings", "read_driver", "sick_driver", "torch_build"]
+__all__ = ["Driver", "Gpu", "cuda", "gpu_findings", "read_driver", "sick_driver", "torch_build"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,3 +155,11 @@ def torch_build(driver: Driver | None, *, version: str, cuda: str | None, wants_
         mend = f"update the driver, or install a torch that is built for CUDA {newest} or older"
         return fail(name, f"{built}; the driver runs CUDA up to {newest}", mend, version=version, cuda=cuda)
     return ok(name, built, version=version, cuda=cuda)
+
+
+def cuda(cluster: Cluster) -> Finding:
+    """Whether torch really computes on each GPU."""
+    trouble = cuda_trouble(cluster)
+    if trouble is not None:
+        return fail("cuda", trouble.found, trouble.mend)
+    return ok("cuda", f"torch computes on {count(cluster.n_ranks, 'GPU')}")

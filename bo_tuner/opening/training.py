@@ -11,6 +11,7 @@ from typing import Any
 
 from bo_tuner.cluster import Cluster
 from bo_tuner.config import TrainConfig
+from bo_tuner.cuda import check_cuda
 from bo_tuner.errors import ConfigError, LaunchError, ModelError
 from bo_tuner.goal import Goal
 from bo_tuner.hardware import Hardware
@@ -282,6 +283,7 @@ def open_training(options: TuneOptions) -> Generator[Opening]:
     Raises:
         ConfigError: An option cannot be used; among them ModelError and ClusterError.
         DeviceBusyError: Somebody else uses a GPU.
+        CudaError: torch cannot use the GPUs.
         StoreError: The storage cannot be written.
     """
     spec = model_spec(options.model)
@@ -296,6 +298,7 @@ def open_training(options: TuneOptions) -> Generator[Opening]:
     with baseline.ready(cluster, limit_bytes=memory_bytes):
         pass  # says at once if somebody else uses the GPUs
     location.check_writable()
+    check_cuda(cluster)
     with training_server(cluster) as server:
         workload = options.workload_of(spec, cluster, folder=server.run_dir)
         if spec.source == "object":
