@@ -11,7 +11,7 @@ from bo_tuner.hardware import hardware_of
 from bo_tuner.models.choices import Problem
 from bo_tuner.models.planner import Plan
 from bo_tuner.models.planner import plan as plan_problem
-from bo_tuner.models.software import DEEPSPEED
+from bo_tuner.models.software import deepspeed_with
 from bo_tuner.profile import ModelProfile
 from bo_tuner.workload import ModelSpec, Precision, Workload, check_choice, check_seq_len
 
@@ -77,7 +77,7 @@ def plan(
         Problem(
             profile=profile,
             hardware=hardware,
-            software=DEEPSPEED,
+            software=deepspeed_with("adamw", cluster.device),
             n_ranks=cluster.n_ranks,
         ),
         global_batch=global_batch,

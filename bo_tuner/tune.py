@@ -87,7 +87,13 @@ class BestTrial:
             ConfigError: DeepSpeed cannot run what a table measured, or the function of a dimension is gone.
         """
         check_exportable(self.config, self.space.dimensions)
-        return deepspeed_config(self.config, self.workload, n_ranks=self.cluster.n_ranks, dimensions=self._dimensions())
+        return deepspeed_config(
+            self.config,
+            self.workload,
+            n_ranks=self.cluster.n_ranks,
+            device=self.cluster.device,
+            dimensions=self._dimensions(),
+        )
 
     def export(self, folder: str | Path) -> list[Path]:
         """Write ds_config.json, train.py and launch.sh; returns the files.
@@ -266,7 +272,7 @@ def tune(
             large model, and 600 while it compiles (`torch.compile`, ops that are built when they are first used).
         seq_len: Tokens per sample; None for the model's longest, at most 2048, or for those of `data`.
         precision: `auto`, `fp32`, `bf16` or `fp16`; `auto` is fp32 on a CPU, else bf16 where the GPU has it, else fp16.
-        optimizer: `adamw`, `adam`, or a function, or `FILE.py:FUNCTION`, that takes the parameters and returns a torch optimizer.
+        optimizer: `adamw` or `adam` (torch's, fused on GPUs), `fused_adam` (DeepSpeed's, compiled at its first use), or a function, or `FILE.py:FUNCTION`, that takes the parameters and returns a torch optimizer.
         zero_stages: ZeRO stages to try.
         max_depth: Most pipeline stages to try; None for as many as there are ranks and layers.
         balance: Stages are balanced by the measured `time` of layers, or by their `parameters`.

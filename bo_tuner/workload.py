@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["OPTIMIZERS", "UNKNOWN_LENGTH", "ModelSpec", "ModelStructure", "Precision", "Workload", "preset_names"]
 
 Precision = Literal["fp32", "bf16", "fp16"]
-OPTIMIZERS = ("adamw", "adam")
-"""Those that go by name."""
+OPTIMIZERS = ("adamw", "adam", "fused_adam")
+"""Those that go by name: torch's two, and DeepSpeed's FusedAdam, which decouples weight decay as AdamW does."""
 UNKNOWN_LENGTH = 1
 """Stands for the tokens of a sample until model and data were looked at, and where samples are no tokens."""
 
@@ -162,7 +162,7 @@ class Workload:
     precision: Precision = "fp32"
     """Of weights in the forward pass; 16-bit keeps fp32 master weights."""
     optimizer: str = "adamw"
-    """`adamw`, `adam`, or where the user's own comes from: `FILE.py:FUNCTION` or a Python name."""
+    """`adamw`, `adam`, `fused_adam`, or where the user's own comes from: `FILE.py:FUNCTION` or a Python name."""
     data: str | None = None
     """Where the user's data comes from, as for `optimizer`; None for synthetic samples."""
     data_seq_len: int | None = None

@@ -359,7 +359,9 @@ def test_wrong_arguments_raise_errors_that_are_value_errors_and_write_nothing(
         tune(a_class)
     with pytest.raises(ConfigError, match=r"--data must be FILE\.py:FUNCTION or a Python function; got 3"):
         tune(nn.Linear(1, 1), data=3, device="cpu")  # type: ignore[arg-type]  # likewise
-    with pytest.raises(ConfigError, match=r"--optimizer must be adamw, adam, FILE\.py:FUNCTION or a Python function"):
+    with pytest.raises(
+        ConfigError, match=r"--optimizer must be adamw, adam, fused_adam, FILE\.py:FUNCTION or a Python function"
+    ):
         tune(nn.Linear(1, 1), optimizer="sgd", device="cpu")
     with pytest.raises(ConfigError, match="--max-depth must be from 1 to the 2 ranks; got 3"):
         tune(nn.Linear(1, 1), max_depth=3, device="cpu", ranks=2)

@@ -82,8 +82,10 @@ def export(
     dimensions = dimensions_found(manifest.space, manifest.workload, folder=store.folder)
     print(export_text(record, manifest.origin), file=sys.stderr)
     if out is None:
-        n_ranks = manifest.cluster.n_ranks
-        settings = deepspeed_config(record.config, manifest.workload, n_ranks=n_ranks, dimensions=dimensions)
+        n_ranks, device = manifest.cluster.n_ranks, manifest.cluster.device
+        settings = deepspeed_config(
+            record.config, manifest.workload, n_ranks=n_ranks, device=device, dimensions=dimensions
+        )
         print(json.dumps(settings, indent=2))
         return
     files = write_job(

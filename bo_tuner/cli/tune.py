@@ -103,7 +103,10 @@ def tune(
     ] = None,
     precision: Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.")] = "auto",
     optimizer: Annotated[
-        str, typer.Option(help="adamw, adam, or FILE.py:FUNCTION that takes the parameters and returns one.")
+        str,
+        typer.Option(
+            help="adamw or adam (fused on GPUs), fused_adam (DeepSpeed's), or FILE.py:FUNCTION that takes the parameters and returns one."
+        ),
     ] = "adamw",
     zero_stages: Annotated[str, typer.Option(help="ZeRO stages to try.")] = "0,1,2,3",
     max_depth: Annotated[

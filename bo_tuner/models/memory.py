@@ -27,7 +27,8 @@ class Memory:
     activations: Floats
     """Kept for backward passes, of all micro-batches in flight."""
     working: Floats
-    """Alive for a moment: logits and their gradient, a block that is recomputed, weights gathered under ZeRO 3."""
+    """Alive for a moment: logits and their gradient, a block that is recomputed, weights gathered under ZeRO 3; or what the optimizer
+    step holds beyond the activations, which are gone by then."""
     buffers: Floats
     """What messages are sent from and received in."""
     overhead: Floats
@@ -76,6 +77,8 @@ def _of_one_depth(problem: Problem, choices: Choices, stages: Stages) -> dict[st
     largest_weights = stages.each("n_parameters").max() * profile.element_bytes / tensor
     bucket = np.minimum(n_trained, software.bucket_elements) * profile.element_bytes
     message = stages.each("output_bytes").max() * batch / across
+    kept_in_flight = in_flight * np.where(recomputes, inputs, kept)
+    of_step = np.array(software.step_bytes)[zero.astype(int)] * n_trained * np.where(zero >= 1, 1 / data, 1.0)
     all_parts = {
         "weights": n_parameters
         * profile.element_bytes
@@ -83,8 +86,11 @@ def _of_one_depth(problem: Problem, choices: Choices, stages: Stages) -> dict[st
         * np.where(choices.is_2bw, 2, 1)[:, None],
         "gradients": n_trained * (software.gradient_bytes if is_16_bit else 4) * np.where(zero >= 2, 1 / data, 1.0),
         "optimizer": n_trained * np.where(has_master, 12, 8) * np.where(zero >= 1, 1 / data, 1.0),
-        "activations": in_flight * np.where(recomputes, inputs, kept),
-        "working": np.where(recomputes, again, working) + np.where(zero >= 3, 2 * largest_weights, 0.0),
+        "activations": kept_in_flight,
+        "working": np.maximum(
+            np.where(recomputes, again, working) + np.where(zero >= 3, 2 * largest_weights, 0.0),
+            of_step - kept_in_flight if is_16_bit else 0.0,
+        ),
         "buffers": np.where(zero >= 1, 2 * bucket, 0.0) * (data > 1) + np.where(first > 1, 2 * message, 0.0),
     }
     n_sorts = len(stages.n_stages)

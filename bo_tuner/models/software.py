@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-__all__ = ["ADAM_BYTES", "DEEPSPEED", "FRAMEWORKS", "MEGATRON", "NANOTRON", "Software", "framework_of"]
+from bo_tuner.cluster import DeviceKind
+
+__all__ = [
+    "ADAM_BYTES",
+    "DEEPSPEED",
+    "FRAMEWORKS",
+    "MEGATRON",
+    "NANOTRON",
+    "Software",
+    "deepspeed_with",
+    "framework_of",
+]
 
 
 ADAM_BYTES = 30
@@ -30,6 +41,8 @@ class Software:
     optimizer_bytes: int = 40
     """Memory traffic of the optimizer for one parameter: Adam reads gradient, master weight and two moments and writes three and
     the 16-bit weight, `ADAM_BYTES`, and the norm and the unscaling of gradients pass over them once more."""
+    step_bytes: tuple[int, int, int, int] = (0, 0, 0, 0)
+    """Of a parameter, in 16-bit training under ZeRO 0 to 3: held during the optimizer step alone, when no activations are."""
     gradient_passes: tuple[int, int, int, int] = (0, 0, 0, 0)
     """Times that gradients are read or written around each of their reductions under ZeRO 0 to 3, where the host does it."""
     weight_passes: int = 0
@@ -77,6 +90,22 @@ NANOTRON = Software(
     keeps_gathered=True,
     partition="flops",
 )
+_FP32_GRADIENT, _WHOLE_LIST = 4, 4
+"""Bytes of a parameter. DeepSpeed 0.19 copies 16-bit gradients to fp32 for the step (runtime/fp16/unfused_optimizer.py,
+runtime/zero/stage_1_and_2.py, runtime/zero/stage3.py), and around FusedAdam under ZeRO 0 once more into one tensor
+(runtime/fp16/fused_optimizer.py). torch's optimizers on CUDA, unless fused, update all parameters at once and hold as much again
+(`foreach` in its documentation)."""
+
+
+def deepspeed_with(optimizer: str, device: DeviceKind) -> Software:
+    """DeepSpeed with an optimizer as a workload names it; what the step holds is counted on GPUs."""
+    if device == "cpu":
+        return DEEPSPEED
+    few, many = _FP32_GRADIENT, _FP32_GRADIENT + _WHOLE_LIST
+    step_bytes = {"adamw": (few,) * 4, "adam": (few,) * 4, "fused_adam": (many, few, few, few)}
+    return replace(DEEPSPEED, step_bytes=step_bytes.get(optimizer, (many,) * 4))
+
+
 FRAMEWORKS = {"ultrascale_playbook": NANOTRON, "deepspeed_autotuning": DEEPSPEED}
 """By data set of published measurements, where it is not Megatron or alike."""
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from bo_tuner.cluster import Cluster
 from bo_tuner.hardware import hardware_of
 from bo_tuner.models.choices import Problem
-from bo_tuner.models.software import DEEPSPEED
+from bo_tuner.models.software import deepspeed_with
 from bo_tuner.objectives.simulated import SimulatedObjective, Simulation
 from bo_tuner.objectives.training import DeepSpeedBackEnd
 from bo_tuner.objectives.training.dimensions import dimensions_ready
@@ -108,7 +108,7 @@ def open_simulation(options: TuneOptions) -> Generator[SimulatedOpening]:
             simulated=Problem(
                 profile=found.profile,
                 hardware=hardware,
-                software=DEEPSPEED,
+                software=deepspeed_with(workload.optimizer, cluster.device),
                 n_ranks=cluster.n_ranks,
                 layer_costs=workload.structure.layer_costs,
             ),

@@ -16,7 +16,7 @@ from bo_tuner.errors import ConfigError, LaunchError, ModelError
 from bo_tuner.goal import Goal
 from bo_tuner.hardware import Hardware
 from bo_tuner.models.choices import Problem
-from bo_tuner.models.software import DEEPSPEED
+from bo_tuner.models.software import deepspeed_with
 from bo_tuner.nvml import Nvml
 from bo_tuner.objectives import ignore_events
 from bo_tuner.objectives.calibration import calibrate
@@ -141,7 +141,7 @@ class Opening:
             return Problem(
                 profile=self._profile(workload),
                 hardware=self._hardware(workload),
-                software=DEEPSPEED,
+                software=deepspeed_with(workload.optimizer, manifest.cluster.device),
                 n_ranks=manifest.cluster.n_ranks,
                 layer_costs=workload.structure.layer_costs,
             )

@@ -112,7 +112,9 @@ def write_job(
     reason = why_no_job(record.config, workload, origin, dimensions)
     if reason:
         raise ConfigError(reason)
-    settings = deepspeed_config(record.config, workload, n_ranks=cluster.n_ranks, dimensions=dimensions)
+    settings = deepspeed_config(
+        record.config, workload, n_ranks=cluster.n_ranks, device=cluster.device, dimensions=dimensions
+    )
     templates = resources.files("bo_tuner.report.templates")
     command = launch_command(cluster, environment)
     launch = templates.joinpath("launch.sh").read_text(encoding="utf-8").replace("@COMMAND@", command)

@@ -128,7 +128,10 @@ def _settings(config: TrainConfig, study: ReportedStudy) -> tuple[str, str]:
     try:
         check_exportable(config, space.dimensions)
         dimensions = dimensions_found(space, workload, folder=study.folder)
-        settings = deepspeed_config(config, workload, n_ranks=study.manifest.cluster.n_ranks, dimensions=dimensions)
+        cluster = study.manifest.cluster
+        settings = deepspeed_config(
+            config, workload, n_ranks=cluster.n_ranks, device=cluster.device, dimensions=dimensions
+        )
     except ConfigError as error:
         return "", str(error)
     return json.dumps(settings, indent=2), why_no_job(config, workload, study.manifest.origin, dimensions)

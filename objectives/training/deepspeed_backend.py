@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from bo_tuner.cluster import DeviceKind
 from bo_tuner.config import TrainConfig
 from bo_tuner.dimension import Dimension
 from bo_tuner.workload import OPTIMIZERS, Workload
@@ -41,7 +42,12 @@ class DeepSpeedBackEnd:
 
 
 def deepspeed_config(
-    config: TrainConfig, workload: Workload, *, n_ranks: int, dimensions: Sequence[Dimension] = ()
+    config: TrainConfig,
+    workload: Workload,
+    *,
+    n_ranks: int,
+    device: DeviceKind = "cpu",
+    dimensions: Sequence[Dimension] = (),
 ) -> dict[str, Any]:
     """The complete DeepSpeed config of one candidate.
 
@@ -51,6 +57,7 @@ def deepspeed_config(
         config: What to run.
         workload: What is trained.
         n_ranks: World size.
+        device: What ranks train on.
         dimensions: The user's own; they change it last, one after the other.
 
     Raises:
@@ -68,7 +75,7 @@ def deepspeed_config(
         "train_micro_batch_size_per_gpu": config.micro_batch_size,
         "gradient_accumulation_steps": config.grad_accum_steps,
         "zero_optimization": zero,
-        **_optimizer(workload.optimizer),
+        **_optimizer(workload.optimizer, device),
         "zero_allow_untested_optimizer": True,
         "steps_per_print": _NEVER,
         "wall_clock_breakdown": False,
@@ -81,11 +88,15 @@ def deepspeed_config(
     return settings
 
 
-def _optimizer(name: str) -> dict[str, Any]:
+def _optimizer(name: str, device: DeviceKind) -> dict[str, Any]:
     """Nothing for a user's own, which DeepSpeed is handed as an object."""
     if name not in OPTIMIZERS:
         return {}
-    params: dict[str, Any] = {"lr": _LEARNING_RATE, "torch_adam": True}
+    params: dict[str, Any] = {"lr": _LEARNING_RATE}
+    if name != "fused_adam":  # what DeepSpeed takes where nothing is said
+        params["torch_adam"] = True
+        if device == "cuda":
+            params["fused"] = True  # DeepSpeed hands it on to torch: one kernel, and nothing to compile
     if name == "adam":
         params["adam_w_mode"] = False
-    return {"optimizer": {"type": {"adam": "Adam", "adamw": "AdamW"}[name], "params": params}}
+    return {"optimizer": {"type": "Adam" if name == "adam" else "AdamW", "params": params}}

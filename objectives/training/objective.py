@@ -197,7 +197,11 @@ class TrainingObjective:
             "job": job_of(self._sources, config, self._workload, seed=self._seed_of(limits.data_draw)),
             "longest_of": limits.longest_of if self._sources.data else 0,
             "ds_config": deepspeed_config(
-                config, self._workload, n_ranks=self._cluster.n_ranks, dimensions=self._dimensions
+                config,
+                self._workload,
+                n_ranks=self._cluster.n_ranks,
+                device=self._cluster.device,
+                dimensions=self._dimensions,
             ),
             "longest_wait_s": self._longest_wait_s if self._sources.data else None,
             "device": self._cluster.device,

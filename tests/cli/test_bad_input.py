@@ -27,7 +27,10 @@ USED_WRONGLY = {
     "unknown option": ([*CPU, "--buget", "3"], ["--buget", "--budget"]),
     "unknown device": (["tune", "bert-tiny", "--device", "tpu"], ["--device", "auto, cpu or cuda", "'tpu'"]),
     "unknown precision": ([*CPU, "--precision", "int8"], ["--precision", "fp32, bf16, fp16", "'int8'"]),
-    "unknown optimizer": ([*CPU, "--optimizer", "sgd"], ["--optimizer", "adamw, adam, FILE.py:FUNCTION", "'sgd'"]),
+    "unknown optimizer": (
+        [*CPU, "--optimizer", "sgd"],
+        ["--optimizer", "adamw, adam, fused_adam, FILE.py:FUNCTION", "'sgd'"],
+    ),
     "unknown recomputation": ([*CPU, "--recompute", "maybe"], ["--recompute", "both, on, off", "'maybe'"]),
     "unknown balance": ([*CPU, "--balance", "maybe"], ["--balance", "time, parameters", "'maybe'"]),
     "no pipeline stage": ([*CPU, "--max-depth", "0"], ["--max-depth", "from 1 to the 2 ranks", "got 0"]),

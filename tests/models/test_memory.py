@@ -9,7 +9,7 @@ import pytest
 
 from bo_tuner.config import TrainConfig
 from bo_tuner.models.memory import MEMORY_PARTS, Memory, memory_of
-from bo_tuner.models.software import Software
+from bo_tuner.models.software import DEEPSPEED, Software, deepspeed_with
 from bo_tuner.profile import LayerProfile, ModelProfile
 from tests.models.gpt import (
     BLOCK,
@@ -57,6 +57,31 @@ def test_frozen_parameters_are_only_weights() -> None:
     of = memory(TrainConfig(), profile=model)
     assert (of.gradients[0], of.optimizer[0]) == (0, 0)
     assert of.weights[0] == N_BLOCKS * 12 * HIDDEN**2 * 2
+
+
+def test_the_optimizer_step_counts_where_it_holds_more_than_activations_do() -> None:
+    """A 16-bit gradient is copied to fp32 for it; what a list-wise update holds comes on top."""
+    stages = [TrainConfig.from_params({"zero_stage": stage, "micro_batch_size": 1}) for stage in (0, 1)]
+    small = replace(BLOCK, n_parameters=10**9, n_trainable=10**9)
+    model = replace(ONLY_BLOCKS, layers=(small,) * N_BLOCKS)
+    n_parameters = 10**9 * N_BLOCKS
+
+    def in_step(software: Software) -> list[float]:
+        of = memory(*stages, profile=model, software=software)
+        return ((of.activations + of.working) / n_parameters).tolist()
+
+    by_optimizer = {
+        name: replace(PLAIN, step_bytes=deepspeed_with(name, "cuda").step_bytes)
+        for name in ("adamw", "fused_adam", "own.py:build")
+    }
+    assert {name: in_step(software) for name, software in by_optimizer.items()} == {
+        "adamw": [4, 4 / 8],
+        "fused_adam": [8, 4 / 8],
+        "own.py:build": [8, 8 / 8],
+    }
+    large = [replace(config, micro_batch_size=4096) for config in stages]
+    assert memory(*large, software=by_optimizer["adamw"]).total.tolist() == memory(*large).total.tolist()
+    assert deepspeed_with("adamw", "cpu") == DEEPSPEED
 
 
 def test_fp32_training_has_no_master_weights() -> None:

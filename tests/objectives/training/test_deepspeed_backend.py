@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
+from bo_tuner.cluster import DeviceKind
 from bo_tuner.config import TrainConfig
 from bo_tuner.objectives.training import DeepSpeedBackEnd, deepspeed_config
 from bo_tuner.workload import ModelSpec, Precision, Workload
@@ -49,6 +51,27 @@ def test_adam_is_not_adamw() -> None:
     adamw = deepspeed_config(TrainConfig(), WORKLOAD, n_ranks=2)["optimizer"]
     assert adam["type"] == "Adam" and adam["params"]["adam_w_mode"] is False
     assert adamw["type"] == "AdamW" and "adam_w_mode" not in adamw["params"]
+
+
+@pytest.mark.parametrize(("name", "decouples"), [("adamw", True), ("adam", False)])
+def test_on_gpus_deepspeed_makes_torchs_fused_optimizer_of_the_config(name: str, decouples: bool) -> None:
+    from deepspeed.runtime.engine import DeepSpeedEngine
+
+    workload = replace(WORKLOAD, optimizer=name)
+    params = deepspeed_config(TrainConfig(), workload, n_ranks=2, device="cuda")["optimizer"]["params"]
+    params.pop("adam_w_mode", None)  # as DeepSpeed does before
+    make, more = DeepSpeedEngine.get_optimizer_configuration(None, params, decouples)
+    weights = torch.nn.Parameter(torch.zeros(3))
+    made = make([weights], **params, **more)
+    assert type(made) is (torch.optim.AdamW if decouples else torch.optim.Adam)
+    assert made.defaults["fused"] is True
+    assert not deepspeed_config(TrainConfig(), workload, n_ranks=2)["optimizer"]["params"].get("fused")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_deepspeeds_own_adam_is_what_it_takes_where_nothing_is_said(device: DeviceKind) -> None:
+    settings = deepspeed_config(TrainConfig(), replace(WORKLOAD, optimizer="fused_adam"), n_ranks=2, device=device)
+    assert settings["optimizer"] == {"type": "AdamW", "params": {"lr": 1e-4}}
 
 
 def test_pipelines_run_under_zero_0_and_1_only() -> None:

@@ -94,7 +94,9 @@ def test_what_is_no_function_is_refused_with_what_there_is(given: Any, tmp_path:
     assert str(caught.value) == f"--data must be FILE.py:FUNCTION or a Python function; got {given!r}"
     with pytest.raises(ConfigError) as caught:
         named("--optimizer", given, tmp_path)
-    assert str(caught.value).startswith("--optimizer must be adamw, adam, FILE.py:FUNCTION or a Python function; got ")
+    assert str(caught.value).startswith(
+        "--optimizer must be adamw, adam, fused_adam, FILE.py:FUNCTION or a Python function; got "
+    )
 
 
 def test_a_misspelt_optimizer_is_told_what_is_near(tmp_path: Path) -> None:
