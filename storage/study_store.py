@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 from bo_tuner.budget import Spent
 from bo_tuner.config import TrainConfig
-from bo_tuner.errors import StoreError, UnreadableStudyError
+from bo_tuner.errors import StoreError, StudyBusyError, UnreadableStudyError
 from bo_tuner.goal import THROUGHPUT, Goal
 from bo_tuner.hardware import Hardware
 from bo_tuner.origin import REAL, Origin
 from bo_tuner.outcome import Outcome, TrialResult
 from bo_tuner.profile import ModelProfile
 from bo_tuner.storage.distributions import joined_distributions
-from bo_tuner.storage.lease import Lease, is_alive
+from bo_tuner.storage.holder import HolderWatch
+from bo_tuner.storage.lease import Lease
+from bo_tuner.storage.lease_row import LeaseRow, fenced
 from bo_tuner.storage.location import Location, storage_answers
 from bo_tuner.storage.manifest import Manifest
 from bo_tuner.storage.pauses import Pauses
@@ -41,7 +43,6 @@ __all__ = ["StudyStore", "best_note"]
 
 _MANIFEST_KEY = "manifest"
 _SPENT_KEY = "spent"
-_LEASE_KEY = "lease"
 _STOP_KEY = "stop"
 _LIMIT_KEY = "memory_limit_bytes"
 _CALIBRATION_KEY = "calibration"
@@ -62,6 +63,7 @@ class StudyStore:
         self.name = name
         self._study: optuna.Study | None = None
         self._lease: Lease | None = None
+        self._watch: HolderWatch | None = None
         self._spent_before = Spent()
         self._driving_since = 0.0
         self._pauses = Pauses()
@@ -260,7 +262,7 @@ class StudyStore:
         with self._answers():
             trial_id = self._trial_id(record)
             storage.set_trial_user_attr(trial_id, RESULT_KEY, result.to_dict())
-            self._tell(record.number, trial_id, result)
+            self._tell(trial_id, result)
         self._save_spent()
 
     def add_repeat(self, record: TrialRecord, result: TrialResult) -> TrialRecord:
@@ -314,10 +316,10 @@ class StudyStore:
                 unfinished.append(record)
             else:
                 with self._answers():
-                    self._tell(record.number, self._trial_id(record), record.result)
+                    self._tell(self._trial_id(record), record.result)
         return unfinished
 
-    def _tell(self, number: int, trial_id: int, result: TrialResult) -> None:
+    def _tell(self, trial_id: int, result: TrialResult) -> None:
         import optuna
 
         storage = self.location.open()
@@ -326,13 +328,10 @@ class StudyStore:
         # Optuna 5 reads the second; dashboards up to 0.21 read only the first.
         storage.set_trial_system_attr(trial_id, "constraints", [result.constraint])
         storage.set_trial_system_attr(trial_id, f"constraints:{_CONSTRAINT}", result.constraint)
-        values = self.goal.values(result)
-        if values is not None:
-            self.study.tell(number, values)
-        elif result.outcome.teaches:  # also where steps were timed, and the goal's own figure is not known
-            self.study.tell(number, state=optuna.trial.TrialState.PRUNED)
-        else:
-            self.study.tell(number, state=optuna.trial.TrialState.FAIL)
+        values, state = self.goal.values(result), optuna.trial.TrialState.COMPLETE
+        if values is None:  # also where steps were timed, and the goal's own figure is not known
+            state = optuna.trial.TrialState.PRUNED if result.outcome.teaches else optuna.trial.TrialState.FAIL
+        storage.set_trial_state_values(trial_id, state, values)
 
     def _trial_id(self, record: TrialRecord) -> int:
         return self.location.open().get_trial_id_from_study_id_trial_number(self.id, record.number)
@@ -352,32 +351,31 @@ class StudyStore:
             StudyBusyError: Another process drives the study.
             StoreError: The storage, or the study's folder, takes no writes.
         """
-        lease = Lease(
-            study_name=self.name,
-            lock_file=self.folder / "lock",
-            read=lambda: self._user_attrs().get(_LEASE_KEY),
-            write=lambda entry: self._set_attr(_LEASE_KEY, entry),
-            on_renew=self._save_spent,
-        )
-        with self._answers():  # its lock is a file in the study's folder
-            lease.acquire()
-        self._lease = lease
+        storage = self.location.open()
+        row = LeaseRow(storage, self.id)
+        self._lease = Lease(study_name=self.name, lock_file=self.folder / "lock", row=row, on_renew=self._save_spent)
         try:
-            self._spent_before = self.spent()
-            self._n_ranks = n_ranks
-            self._pauses = Pauses()
-            self._pauses.start()
-            self._driving_since = time.monotonic() if since is None else since
-            self.note_stop(budget, "")
-            yield
+            with self._answers():  # its lock is a file in the study's folder
+                self._lease.acquire()
+            with fenced(storage, row, self._lease.check):
+                self._spent_before = self.spent()
+                self._n_ranks = n_ranks
+                self._pauses = Pauses()
+                self._pauses.start()
+                self._driving_since = time.monotonic() if since is None else since
+                self.note_stop(budget, "")
+                try:
+                    yield
+                finally:
+                    with contextlib.suppress(StoreError, StudyBusyError):
+                        self._save_spent()
         finally:
-            with contextlib.suppress(StoreError):
-                self._save_spent()
             if self._driving_since:
                 self._pauses.stop()
             self._driving_since = 0.0
-            with contextlib.suppress(StoreError):
-                lease.release()
+            with contextlib.suppress(StoreError), self._answers():
+                self._lease.release()
+            self._lease = None
 
     def check_lease(self) -> None:
         """Stop when the right to drive is lost.
@@ -390,9 +388,14 @@ class StudyStore:
             raise self._lease.lost
 
     def driver(self) -> Mapping[str, Any] | None:
-        """The process that drives the study now, here or elsewhere: its `host`, `pid` and `folder`; None when none does."""
-        holder = self._user_attrs().get(_LEASE_KEY)
-        return holder if holder is not None and is_alive(holder) else None
+        """The process that drives the study now, here or elsewhere: its `host`, `pid` and `folder`; None when none does.
+
+        One that cannot be seen from here is watched for some seconds at first, until it renews its lease.
+        """
+        if self._watch is None:
+            self._watch = HolderWatch(LeaseRow(self.location.open(), self.id).read)
+        with self._answers():
+            return self._watch.look()[1]
 
     def spent(self, records: Sequence[TrialRecord] | None = None) -> Spent:
         """What the study has used, up to now: time on the clock, or where no trial is real, what its trials would have taken.

@@ -98,7 +98,8 @@ def test_an_old_study_is_gone_on_with(old_url: str, tmp_path: Path, monkeypatch:
     assert [record.number for record in result.trials] == list(range(6))
 
 
-def test_an_interrupted_old_trial_is_run_again_and_told(old: Location) -> None:
+def test_an_interrupted_old_trial_is_run_again_and_told(old: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bo_tuner.storage.holder.LAPSES_AFTER_S", 0.1)
     store = StudyStore(old, "interrupted")
     done = store.records()[0].result
     assert done is not None
