@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
-    from optuna.storages import RDBStorage
     from sqlalchemy.engine import Connection
+
+    from bo_tuner.storage.patience import PatientStorage
 
 __all__ = ["joined_distributions"]
 
@@ -24,17 +25,22 @@ WHERE param_name = :name AND trial_id IN (SELECT trial_id FROM trials WHERE stud
 
 
 def joined_distributions(
-    storage: RDBStorage, study_id: int, wanted: Mapping[str, BaseDistribution]
+    storage: PatientStorage, study_id: int, wanted: Mapping[str, BaseDistribution]
 ) -> dict[str, BaseDistribution]:
     """Distributions that hold what is wanted, and that Optuna takes in this study.
 
     Optuna wants the same choices in all trials of a study. It keeps the index of what was chosen, so choices are added behind those that
     earlier trials have, and the earlier trials get them too.
     """
-    with storage.engine.begin() as connection:
-        study = _Study(connection, study_id)
-        stored = study.distributions()
-        return {name: study.joined(name, stored.get(name), distribution) for name, distribution in wanted.items()}
+
+    def join() -> dict[str, BaseDistribution]:
+        with storage.engine.begin() as connection:
+            study = _Study(connection, study_id)
+            stored = study.distributions()
+            return {name: study.joined(name, stored.get(name), distribution) for name, distribution in wanted.items()}
+
+    joined: dict[str, BaseDistribution] = storage.repeated(join)
+    return joined
 
 
 @dataclass(frozen=True, slots=True)

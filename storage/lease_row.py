@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from optuna.storages import RDBStorage
     from sqlalchemy.engine import Connection
+
+    from bo_tuner.storage.patience import PatientStorage
 
 __all__ = ["LeaseRow", "Row", "entry_of", "fenced"]
 
@@ -33,7 +34,7 @@ class Row(Protocol):
 class LeaseRow:
     """The row of a study's lease, which is a study attribute, so that Optuna's dashboard shows it too."""
 
-    def __init__(self, storage: RDBStorage, study_id: int) -> None:
+    def __init__(self, storage: PatientStorage, study_id: int) -> None:
         """Point at it; nothing is read yet."""
         from sqlalchemy import Integer, Text, and_, column, table
 
@@ -46,8 +47,13 @@ class LeaseRow:
 
     def read(self) -> str | None:
         """The row's text, as last committed."""
-        with self._storage.engine.connect() as connection:
-            return self._read(connection)
+
+        def read() -> str | None:
+            with self._storage.engine.connect() as connection:
+                return self._read(connection)
+
+        found: str | None = self._storage.repeated(read)
+        return found
 
     def read_locked(self, connection: Connection) -> str | None:
         """The same within a transaction, at whose end it still holds: nobody changes the row before."""
@@ -61,7 +67,11 @@ class LeaseRow:
         return None if found is None else str(found)
 
     def swap(self, old: str | None, new: str) -> bool:
-        """Replace `old` by `new` in one transaction; False where it is not `old` any more."""
+        """Replace `old` by `new` in one transaction; False where it is not `old` any more, be it that a connection broke after we did it."""
+        is_swapped: bool = self._storage.repeated(lambda: self._swap(old, new))
+        return is_swapped
+
+    def _swap(self, old: str | None, new: str) -> bool:
         from sqlalchemy.exc import IntegrityError
 
         values = {"study_id": self._study_id, "key": LEASE_KEY, "value_json": new}
@@ -83,7 +93,7 @@ def entry_of(text: str | None) -> Mapping[str, Any]:
 
 
 @contextlib.contextmanager
-def fenced(storage: RDBStorage, row: LeaseRow, check: Callable[[Mapping[str, Any]], None]) -> Iterator[None]:
+def fenced(storage: PatientStorage, row: LeaseRow, check: Callable[[Mapping[str, Any]], None]) -> Iterator[None]:
     """Let `check` look at the lease in every transaction that writes through this storage, and refuse the write by raising.
 
     The row is read after the first write, when SQLite is locked, and stays locked itself on other servers: no other process takes the lease

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from bo_tuner.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
-    from optuna.storages import RDBStorage
+    from bo_tuner.storage.patience import PatientStorage
 
 __all__ = ["Location", "storage_answers"]
 
@@ -45,7 +45,7 @@ class Location:
         self._folder = folder.resolve()
         self._file: Path | None = None
         """Of an SQLite database."""
-        self._storage: RDBStorage | None = None
+        self._storage: PatientStorage | None = None
         self._url = f"sqlite:///{self._folder / _DATABASE}" if url is None else url
         try:
             parsed = make_url(self._url)
@@ -94,7 +94,7 @@ class Location:
             trial.write(b"x" * _SMALLEST_DATABASE)
             trial.flush()
 
-    def open(self) -> RDBStorage:
+    def open(self) -> PatientStorage:
         """Connect, and create the tables in a new database.
 
         Raises:
@@ -105,6 +105,8 @@ class Location:
         import optuna
         from sqlalchemy.engine import make_url
 
+        from bo_tuner.storage.patience import PatientStorage
+
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         backend = make_url(self._url).get_backend_name()
         connect: dict[str, Any] = {"timeout": _BUSY_TIMEOUT_S} if backend == "sqlite" else {}
@@ -113,7 +115,7 @@ class Location:
         with storage_answers(self.shown_url), _undone_on_failure(self._file):
             if self._file is not None:
                 self._file.parent.mkdir(parents=True, exist_ok=True)
-            self._storage = optuna.storages.RDBStorage(self._url, engine_kwargs={"connect_args": connect})
+            self._storage = PatientStorage(self._url, connect_args=connect)
         return self._storage
 
 

@@ -366,6 +366,9 @@ class StudyStore:
                 self.note_stop(budget, "")
                 try:
                     yield
+                except BaseException:
+                    storage.is_patient = False  # it ends now, whether the storage answers or not
+                    raise
                 finally:
                     with contextlib.suppress(StoreError, StudyBusyError):
                         self._save_spent()
@@ -376,6 +379,7 @@ class StudyStore:
             with contextlib.suppress(StoreError), self._answers():
                 self._lease.release()
             self._lease = None
+            storage.is_patient = True
 
     def check_lease(self) -> None:
         """Stop when the right to drive is lost.

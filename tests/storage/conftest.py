@@ -40,22 +40,46 @@ class PostgresServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        data = self._folder / "data"
         if self._user is not None:
             shutil.chown(self._folder, self._user)
         self._folder.chmod(0o755)
-        log = self._folder / "log"
-        with open(log, "wb") as output:
+        with open(self._folder / "log", "wb") as output:
             subprocess.run(
-                [self._binaries / "initdb", "-D", data, "-U", "tuner", "-A", "trust", "--no-sync", "-E", "UTF8"],
+                [
+                    self._binaries / "initdb",
+                    "-D",
+                    self._folder / "data",
+                    "-U",
+                    "tuner",
+                    "-A",
+                    "trust",
+                    "--no-sync",
+                    "-E",
+                    "UTF8",
+                ],
                 check=True,
                 user=self._user,
                 cwd=self._folder,
                 stdout=output,
                 stderr=output,
             )
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Start it, or start it again after `halt`."""
+        log = self._folder / "log"
+        with open(log, "ab") as output:
             self._process = subprocess.Popen(
-                [self._binaries / "postgres", "-D", data, "-k", self._folder, "-F", "-c", "listen_addresses="],
+                [
+                    self._binaries / "postgres",
+                    "-D",
+                    self._folder / "data",
+                    "-k",
+                    self._folder,
+                    "-F",
+                    "-c",
+                    "listen_addresses=",
+                ],
                 user=self._user,
                 cwd=self._folder,
                 stdout=output,
@@ -67,10 +91,14 @@ class PostgresServer:
                 raise RuntimeError(f"PostgreSQL did not start: {log.read_text(encoding='utf-8')}")
             time.sleep(0.05)
 
-    def stop(self) -> None:
+    def halt(self) -> None:
+        """Shut it down, with all connections; its data stay."""
         if self._process is not None:
             self._process.send_signal(signal.SIGINT)  # a fast shutdown
             self._process.wait()
+
+    def stop(self) -> None:
+        self.halt()
         shutil.rmtree(self._folder)
 
     def url(self, database: str = "postgres") -> str:
@@ -142,6 +170,11 @@ def _unprivileged_user() -> str | None:
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
     """A running PostgreSQL server."""
+    yield from running_postgres()
+
+
+def running_postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL server of its own."""
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
     on_path = shutil.which("postgres")
     if not found and on_path is None:
