@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bo_tuner.errors import ConfigError, StoreError
+from bo_tuner.storage.address import Address
 
 if TYPE_CHECKING:
     from bo_tuner.storage.patience import PatientStorage
@@ -39,30 +39,21 @@ class Location:
         Raises:
             ConfigError: The URL cannot be read, or needs a driver that is not installed.
         """
-        from sqlalchemy.engine import make_url
-        from sqlalchemy.exc import ArgumentError  # an unknown database is one too (NoSuchModuleError)
-
         self._folder = folder.resolve()
         self._file: Path | None = None
         """Of an SQLite database."""
         self._storage: PatientStorage | None = None
         self._url = f"sqlite:///{self._folder / _DATABASE}" if url is None else url
-        try:
-            parsed = make_url(self._url)
-            parsed.get_dialect()
-        except (ArgumentError, ImportError, ValueError) as error:
-            raise ConfigError(
-                f'--storage must be a database URL, as in "sqlite:///studies.db" or "postgresql://user@host/name"; '
-                f"got {_masked(self._url)!r}: {_masked(_first_line(error))}"
-            ) from error
+        self._address = Address.of(self._url)
+        parsed = self._address.url
         if parsed.get_backend_name() == "sqlite":
             if parsed.database in (None, "", ":memory:") or "uri" in parsed.query:
                 raise ConfigError(
-                    f'--storage must be a plain file that outlives this process, as in "sqlite:///studies.db"; got {url!r}'
+                    f'--storage must be a plain file that outlives this process, as in "sqlite:///studies.db"; got {self._address.shown!r}'
                 )
             self._file = Path(str(parsed.database)).resolve()
-        self.shown_url = parsed.render_as_string(hide_password=True)
-        """For people, without the password."""
+        self.shown_url = self._address.shown
+        """For people, without passwords."""
         self.is_default = url is None
         """It is the default database in `folder`."""
 
@@ -72,8 +63,10 @@ class Location:
         safe = safe.lstrip(".") or "_"
         if safe != study_name or not self.is_default:
             # Other names, and other databases, may lead to the same text.
-            identity = study_name if self.is_default else f"{self._url}\n{study_name}"
-            safe += "-" + hashlib.sha256(identity.encode()).hexdigest()[:8]
+            identities = [study_name] if self.is_default else [self._address.identity, self._url]
+            folders = [self._folder / f"{safe}-{_digest(identity, study_name)}" for identity in identities]
+            # Once the password counted too: such a folder stays where it is.
+            return next((folder for folder in reversed(folders) if folder.is_dir()), folders[0])
         return self._folder / safe
 
     @property
@@ -103,12 +96,11 @@ class Location:
         if self._storage is not None:
             return self._storage
         import optuna
-        from sqlalchemy.engine import make_url
 
         from bo_tuner.storage.patience import PatientStorage
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        backend = make_url(self._url).get_backend_name()
+        backend = self._address.url.get_backend_name()
         connect: dict[str, Any] = {"timeout": _BUSY_TIMEOUT_S} if backend == "sqlite" else {}
         if backend in ("postgresql", "mysql"):
             connect = {"connect_timeout": _CONNECT_TIMEOUT_S}
@@ -161,9 +153,9 @@ def _undone_on_failure(file: Path | None) -> Iterator[None]:
         raise
 
 
-def _masked(text: str) -> str:
-    """Without the password of a URL."""
-    return re.sub(r"(?<=:)[^:@/\s]*(?=@)", "***", text)
+def _digest(identity: str, study_name: str) -> str:
+    text = study_name if identity == study_name else f"{identity}\n{study_name}"
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def _first_line(error: BaseException) -> str:

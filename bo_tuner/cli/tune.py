@@ -15,6 +15,7 @@ from bo_tuner.cli.studies import export_text, show_study
 from bo_tuner.engine import StopReason
 from bo_tuner.errors import ConfigError, NothingFitsError
 from bo_tuner.report.standing import without_value
+from bo_tuner.storage import Location
 from bo_tuner.text import gib
 from bo_tuner.trial import last_limit_bytes
 from bo_tuner.tune import TuneResult
@@ -191,8 +192,7 @@ def tune(
             seed=seed,
         )
     except KeyboardInterrupt:
-        again = shlex.join(["bo-tuner", *sys.argv[1:]])
-        print(f"\nstopped; every finished trial is kept. To go on:\n  {again}", file=sys.stderr)
+        print(f"\nstopped; every finished trial is kept. To go on{_again(sys.argv[1:], storage)}", file=sys.stderr)
         raise typer.Exit(130) from None
     if as_json:
         print_json(result.to_dict())
@@ -220,6 +220,14 @@ def _stages(text: str) -> tuple[int, ...]:
 
 def _all(n_trials: int) -> str:
     return "the only trial" if n_trials == 1 else f"all {n_trials} trials"
+
+
+def _again(arguments: list[str], storage: str | None) -> str:
+    """The same command, without the password of its storage."""
+    shown = Location(storage).shown_url if storage is not None else ""
+    words = [word.replace(storage, shown) if storage and word.endswith(storage) else word for word in arguments]
+    hint = " (with the database's password in the place of ***)" if words != arguments else ""
+    return f"{hint}:\n  {shlex.join(['bo-tuner', *words])}"
 
 
 def _why_nothing(result: TuneResult) -> str:

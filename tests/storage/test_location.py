@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import os
 import socket
 import sqlite3
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from bo_tuner.cli.tune import _again
 from bo_tuner.errors import BoTunerError, ConfigError, StoreError
 from bo_tuner.storage import Location
 from bo_tuner.storage.study_store import study_names
@@ -100,7 +103,6 @@ def test_a_password_is_not_shown(tmp_path: Path) -> None:
         pytest.param("studies.db", id="a file's name"),
         pytest.param("", id="nothing"),
         pytest.param("postgresq://user@host/name", id="a database that is unknown"),
-        pytest.param("postgresql://user@host:port/name", id="a port that is no number"),
     ],
 )
 def test_a_url_that_cannot_be_read_is_refused_in_one_line(url: str, tmp_path: Path) -> None:
@@ -251,3 +253,71 @@ def test_two_locations_on_one_database_see_the_same_studies(
     for name in ("one", "two"):
         optuna.create_study(study_name=name, storage=first.open())
     assert study_names(second) == ["one", "two"]
+
+
+# -- passwords -----------------------------------------------------------------------------------------------------
+
+SECRETS = [
+    "postgres://u:sec/ret@h",
+    "postgresql://u:sec:ret@h/name",
+    "postgresql://u:sec@ret@h/name",
+    "postgresql://u:sec@ret:w@h/name",
+    "postgresql://u@h:sec-ret/name",
+    "postgresql://u:sec-ret@h:port/name",
+    "postgresql://h/name?user=u&password=sec-ret",
+    "postgresql://h/name?sslpassword=sec-ret&host=/socket",
+    "postgresq://u:sec-ret@h/name?passwd=sec-ret",
+    "mysql+nothing://u:sec-ret@h/name",
+    "u:sec-ret@h/name",
+    "password=sec-ret host=h",
+    "sqlite:///x.db?uri=true&password=sec-ret",
+]
+
+
+@pytest.mark.parametrize("url", SECRETS)
+def test_no_part_of_a_password_is_shown_however_the_url_is_written(url: str, tmp_path: Path) -> None:
+    try:
+        told = Location(url, folder=tmp_path).shown_url
+    except ConfigError as error:
+        told = "".join(traceback.format_exception(error))
+        assert "--storage must be" in str(error)
+    assert "sec" not in told
+    assert "ret@" not in told
+    assert "-ret" not in told
+
+
+def test_what_holds_no_password_is_shown(tmp_path: Path) -> None:
+    url = "postgresql://u:secret@h/name?host=/socket&password=secret"
+    assert Location(url, folder=tmp_path).shown_url == "postgresql://u:***@h/name?host=%2Fsocket&password=***"
+
+
+def test_the_folder_of_a_study_does_not_depend_on_the_password(tmp_path: Path) -> None:
+    folders = {
+        Location(f"postgresql://u:{password}@h/name?password={password}", folder=tmp_path).study_folder("mine")
+        for password in ("one", "two")
+    }
+    assert len(folders) == 1
+    assert Location("postgresql://u@other/name", folder=tmp_path).study_folder("mine") not in folders
+
+
+def test_a_study_whose_folder_was_named_with_the_password_keeps_it(tmp_path: Path) -> None:
+    url = "postgresql://u:secret@h/name"
+    digest = hashlib.sha256(f"{url}\nmine".encode()).hexdigest()[:8]  # as version 0.1.0 named it
+    (tmp_path / f"mine-{digest}").mkdir()
+    assert Location(url, folder=tmp_path).study_folder("mine") == tmp_path / f"mine-{digest}"
+
+
+def test_the_folder_of_a_url_without_a_password_is_that_of_version_0_1_0(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/x.db"
+    digest = hashlib.sha256(f"{url}\nmine".encode()).hexdigest()[:8]
+    assert Location(url, folder=tmp_path).study_folder("mine") == tmp_path / f"mine-{digest}"
+
+
+def test_the_command_that_goes_on_is_shown_without_the_password() -> None:
+    url = "postgresql://u:secret@h/name"
+    for words in (["--storage", url], [f"--storage={url}"]):
+        told = _again(["tune", "bert-tiny", *words], url)
+        assert "secret" not in told
+        assert "postgresql://u:***@h/name" in told
+        assert "in the place of ***" in told
+    assert _again(["tune", "bert-tiny"], None) == ":\n  bo-tuner tune bert-tiny"
