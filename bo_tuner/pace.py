@@ -28,6 +28,7 @@ _ALONE = 3.0
 _MAY_RECUR_WITHIN = 16
 """Steps without another stall before it or after it, until it is left out: data loaders seldom have more workers."""
 _FEWEST_PERIODS = 3
+_LONGEST_PERIOD = 32
 _LEAST_OF_PERIOD = 0.7
 """Autocorrelation at the lag of a period, ..."""
 _ABOVE_NEIGHBOURS = 0.4
@@ -103,7 +104,7 @@ def _period(times: Sequence[float]) -> int:
     def correlation(lag: int) -> float:
         return math.fsum(a * b for a, b in zip(off, off[lag:], strict=False)) / (n - lag) / variance
 
-    found = {lag: correlation(lag) for lag in range(1, n // _FEWEST_PERIODS + 1)}
+    found = {lag: correlation(lag) for lag in range(1, min(n // _FEWEST_PERIODS, _LONGEST_PERIOD) + 1)}
     most = max(value for lag, value in found.items() if lag > 1)
     if most < max(_LEAST_OF_PERIOD, found[1] + _ABOVE_NEIGHBOURS):
         return 1

@@ -24,8 +24,9 @@ how somebody uses the device."""
 _LEAST_SHARE = 0.1
 """Of the samples that must show a reason: a change of clocks may look like a hardware slowdown for a moment (same reference)."""
 _EVERY_S = 0.1
-_LEAST_COUNTED_S = 1.0
-"""The counter of energy moves every tenth of a second or so; over less than this the power that was read tells more."""
+_AVERAGED_S = 1.0
+"""From Ampere on a reading of power is the mean of so long (NVML reference, nvmlDeviceGetPowerUsage): younger ones tell of what was before.
+The counter of energy moves every tenth of a second or so, and needs as long to tell much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +34,9 @@ class ConditionsTold:
     """What the devices told over a time, all of them together."""
 
     power_w: float | None = None
-    """Mean; None where one of them does not tell."""
+    """Mean; None where one of them does not tell, or the time was too short to know."""
     energy_j: float | None = None
-    """Counted by them, or from the power they drew; None where neither is told."""
+    """Counted by them, else from the power they drew; None where neither is told, or the time was too short to know."""
     throttling: tuple[str, ...] = ()
     """Why clocks were held down, by name."""
 
@@ -73,14 +74,11 @@ class Conditions:
         samples = [sample for sample in self._samples if since <= sample.at <= until]
         if not samples:
             return ConditionsTold()
-        powers = [sample.power_w for sample in samples if sample.power_w is not None]
-        drawn_w = statistics.fmean(powers) if powers else None
         counted_w = _counted_w(samples[0], samples[-1])
-        is_short = samples[-1].at - samples[0].at < _LEAST_COUNTED_S
-        rate_w = drawn_w if counted_w is None or (is_short and drawn_w is not None) else counted_w
+        rate_w = counted_w if counted_w is not None else _drawn_w(samples, since + _AVERAGED_S)
         seen = Counter(name for sample in samples for bit, name in _HARMFUL.items() if sample.bits & bit)
         return ConditionsTold(
-            power_w=drawn_w if drawn_w is not None else counted_w,
+            power_w=rate_w,
             energy_j=rate_w * (until - since) if rate_w is not None else None,
             throttling=tuple(name for name in _HARMFUL.values() if seen[name] >= max(_LEAST_SHARE * len(samples), 1)),
         )
@@ -95,6 +93,12 @@ def _sum(values: Iterable[float | None]) -> float | None:
 
 def _counted_w(first: _Sample, last: _Sample) -> float | None:
     """Mean power by the counters of energy."""
-    if first.counter_j is None or last.counter_j is None or last.at <= first.at:
+    if first.counter_j is None or last.counter_j is None or last.at - first.at < _AVERAGED_S:
         return None
     return (last.counter_j - first.counter_j) / (last.at - first.at)
+
+
+def _drawn_w(samples: Sequence[_Sample], since: float) -> float | None:
+    """Mean power by the readings of it, those before `since` left out."""
+    powers = [sample.power_w for sample in samples if sample.power_w is not None and sample.at >= since]
+    return statistics.fmean(powers) if powers else None

@@ -18,14 +18,16 @@ _ENOUGH_S = 4.0
 _FEWEST_STEPS = 4
 """... unless it has made fewer steps than these, the first of which is warm-up; ..."""
 _MOST_STEPS = 100
-"""... and after these however short they are."""
-_LEAST_MEASURED_S = 0.5
+"""... and after these, once they fill the time that is measured at least."""
+LEAST_MEASURED_S = 0.5
 """Steps of milliseconds that agree within a blink may all lie in one of the machine's moods; ..."""
 _SEEN_STEPS = 17
 """... and steps that agree may all lie between two stalls of a data loader, which has seldom more workers than this less one: so many are
 measured, ..."""
 _SEEN_S = 2.0
-"""... unless they take longer than this. It is also what a driver's reading of power needs, which is a mean over a second."""
+"""... unless they take longer than this."""
+_JUDGED_EVERY = 1.05
+"""Many steps are judged again once there are so many times as many: a judgement costs the more, the more there are."""
 _SURELY_LONG_S = 0.5
 """Steps this long are so dear that a trial is ended before its warm-up is over ..."""
 _SURELY_SLOWER = (0.5, 0.25, 0.2)
@@ -51,8 +53,13 @@ class StoppingRule:
     exit.
     """
 
-    def __init__(self, limits: TrialLimits, *, n_ranks: int, global_batch: int) -> None:
+    def __init__(
+        self, limits: TrialLimits, *, n_ranks: int, global_batch: int, least_measured_s: float = LEAST_MEASURED_S
+    ) -> None:
+        """Judge the steps of `n_ranks` that are `global_batch` samples each, of which `least_measured_s` seconds are to count."""
         self._limits = limits
+        self._least_measured_s = least_measured_s
+        self._judged = 0
         self._global_batch = global_batch
         self._steps: list[list[RankStep]] = [[] for _ in range(n_ranks)]
         self._slowest_s: list[float] = []
@@ -107,12 +114,17 @@ class StoppingRule:
         return [steps[self.n_warmup : len(self._slowest_s)] for steps in self._steps]
 
     def _judge(self) -> None:
+        if self._is_last():
+            self.is_done = True
+        elif len(self._slowest_s) < self._judged * _JUDGED_EVERY:
+            return
+        self._judged = len(self._slowest_s)
         settled = settled_from(self._slowest_s, tolerance=self._limits.precision_target, at_least=self._settled or 1)
         self.is_settled = settled is not None
         self._settled = settled if settled is not None else self._settled
-        if self._is_last():
-            self.is_done = True
-        elif settled is None:
+        if self.is_done:
+            return
+        if settled is None:
             self._judge_fastest()
         else:
             self._judge_interval()
@@ -123,7 +135,9 @@ class StoppingRule:
             return n >= most
         if n - (self._settled or 1) < self._limits.min_steps:
             return False
-        return n >= _MOST_STEPS or (n >= _FEWEST_STEPS and sum(self._slowest_s) >= _ENOUGH_S)
+        if n >= _FEWEST_STEPS and math.fsum(self._slowest_s) >= _ENOUGH_S:
+            return True
+        return n >= _MOST_STEPS and self.measured_s >= self._least_measured_s
 
     def _judge_fastest(self) -> None:
         """Of few long steps: whether they are too slow without any doubt. A warm-up makes steps longer, not shorter."""
@@ -136,10 +150,10 @@ class StoppingRule:
     def _judge_interval(self) -> None:
         times_s = max(([step.total_s for step in row] for row in self.measured()), key=math.fsum)
         measured_s = self.measured_s
-        if measured_s < _LEAST_MEASURED_S:
+        if measured_s < LEAST_MEASURED_S:
             return
         found, incumbent = pace(tuple(times_s)), self._limits.incumbent_samples_per_s
-        has_seen = len(times_s) >= _SEEN_STEPS or measured_s >= _SEEN_S
+        has_seen = measured_s >= max(self._least_measured_s, 0 if len(times_s) >= _SEEN_STEPS else _SEEN_S)
         is_narrow = 2 * found.half_width_s <= self._limits.precision_target * found.mean_s
         if has_seen and is_narrow and len(times_s) >= self._limits.min_steps:
             self.is_done = True

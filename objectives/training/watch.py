@@ -18,7 +18,7 @@ from bo_tuner.objectives.training.failures import RankFailure
 from bo_tuner.objectives.training.oom_kills import OomKills
 from bo_tuner.objectives.training.pace import Pace
 from bo_tuner.objectives.training.silence import SignsOfLife
-from bo_tuner.objectives.training.stopping import RankStep, StoppingRule
+from bo_tuner.objectives.training.stopping import LEAST_MEASURED_S, RankStep, StoppingRule
 from bo_tuner.objectives.training.verdict import Verdict
 from bo_tuner.outcome import Measurement, Outcome, TrialLimits, TrialResult
 from bo_tuner.text import count, gib, rate
@@ -27,6 +27,8 @@ __all__ = ["TrialWatch"]
 
 _POLL_S = 0.04
 """Between two looks at memory: 25 Hz."""
+_POWER_S = 2.0
+"""GPUs tell their power as the mean of a second, and are measured for twice that."""
 _FEW_STEPS = 3
 """Of so few nobody expects that they have settled."""
 _TELL_MICRO_BATCHES_S = 2.0
@@ -58,7 +60,12 @@ class TrialWatch:
         self._on_event = on_event
         self._cluster = cluster
         self._started = started
-        self._rule = StoppingRule(limits, n_ranks=cluster.n_ranks, global_batch=config.global_batch(cluster.n_ranks))
+        self._rule = StoppingRule(
+            limits,
+            n_ranks=cluster.n_ranks,
+            global_batch=config.global_batch(cluster.n_ranks),
+            least_measured_s=_POWER_S if devices else LEAST_MEASURED_S,
+        )
         self._pace = Pace(n_micro_batches=config.grad_accum_steps, longest_s=limits.longest_step_s)
         self._step_at_least_s: float | None = None
         self._baselines: dict[int, int] = {}
