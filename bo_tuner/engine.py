@@ -51,6 +51,7 @@ class StopReason(enum.StrEnum):
     BUDGET = "the budget is used up"
     EXHAUSTED = "every candidate has run or is ruled out"
     CONVERGED = "hardly any candidate can be faster"
+    NOTHING_FITS = "nothing fits: the config that needs least ran out of memory too"
     BROKEN = "three trials in a row failed or hung, and none completed"
 
 
@@ -175,6 +176,8 @@ class Engine:
             has_completed = any(record.standing_samples_per_s is not None for record in records)
             if not has_completed and _is_broken(records[n_before:]):  # a mended machine gets another chance
                 return StopReason.BROKEN
+            if self._nothing_fits(records):
+                return StopReason.NOTHING_FITS
             has_converged = self._has_converged(records)
             try:
                 config = self._baseline(records) if has_converged else self._next_config(records)
@@ -201,17 +204,25 @@ class Engine:
         """The sampler's choice, from the first trial on if it knows what to expect.
 
         Otherwise the default config comes first, against which the gain is told; where it does not run, the lightest candidate
-        shows whether the model trains at all.
+        shows whether the model trains at all. After a trial that ran out of memory it does so in any case, as long as nothing has run.
         """
-        if self._sampler.expects:
-            return self._sampler.next_config(records)
-        if not records:
+        standing = self._candidates.standing(records)
+        if not standing and not self._sampler.expects:
             return default_config(self._candidates.all)
-        if not any(record.has_run for record in records):
+        is_blind = not self._sampler.expects or any(_ended_by_memory(record) for record in standing)
+        if is_blind and not any(record.has_run for record in standing):
             config = lightest(self._candidates.all)
             if config in self._candidates.open(records):
                 return config
         return self._sampler.next_config(records)
+
+    def _nothing_fits(self, records: Sequence[TrialRecord]) -> bool:
+        """The lightest candidate ran out of memory, and nothing else has run."""
+        standing = self._candidates.standing(records)
+        if any(record.has_run for record in standing):
+            return False
+        least = lightest(self._candidates.all)
+        return any(record.config == least and _ended_by_memory(record) for record in standing)
 
     def _run_trial(self, record: TrialRecord) -> bool:
         """Run a trial to its end; False where the budget ended it: it stays interrupted, and runs again under a larger one."""
@@ -391,6 +402,10 @@ def _that_counts(last: TrialResult, before: Sequence[TrialResult]) -> TrialResul
     if not measured or (last.outcome.teaches and last not in measured):
         return last
     return min(measured, key=lambda result: (result.is_throttled, -(result.samples_per_s or 0.0)))
+
+
+def _ended_by_memory(record: TrialRecord) -> bool:
+    return record.result is not None and record.result.outcome.is_memory
 
 
 def _is_broken(records: Sequence[TrialRecord]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from bo_tuner.config import TrainConfig
@@ -66,6 +66,7 @@ class OpenCandidates:
         longest_step_s: float,
         goal: Goal = THROUGHPUT,
         problem: Problem | None = None,
+        retried: Collection[int] = (),
     ) -> None:
         """Start from the list that `space` gave.
 
@@ -78,6 +79,7 @@ class OpenCandidates:
                 every config makes equally large steps. Infinite where nobody waits for a step.
             goal: What the study is after, for who chooses.
             problem: What the cost model expects steps to take; None where nothing can be expected.
+            retried: Numbers of trials that are forgotten, so that their configs may run again.
         """
         self.goal = goal
         self._candidates = tuple(candidates)
@@ -90,6 +92,7 @@ class OpenCandidates:
         """World size."""
         self.limit_bytes = limit_bytes
         """Memory limit per rank of this run."""
+        self._retried = frozenset(retried)
         is_fixed = space.batch_rule.kind == "fixed"
         self._step_limit = StepLimit(
             longest_s=math.inf if is_fixed else longest_step_s, n_ranks=n_ranks, problem=problem
@@ -106,8 +109,12 @@ class OpenCandidates:
         return self._space.batch_rule
 
     def standing(self, records: Sequence[TrialRecord]) -> list[TrialRecord]:
-        """The trials that still say something: all but those that a lower memory limit than today's ended."""
-        return [record for record in records if record.result is None or holds(record.result, self.limit_bytes)]
+        """The trials that still say something: all but those that a lower memory limit than today's ended, and those that are retried."""
+        return [
+            record
+            for record in records
+            if record.result is None or (record.number not in self._retried and holds(record.result, self.limit_bytes))
+        ]
 
     def open(self, records: Sequence[TrialRecord]) -> list[TrainConfig]:
         """Those that may still run."""

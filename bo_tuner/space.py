@@ -288,8 +288,16 @@ def micro_batch_ladder(largest: int) -> list[int]:
 
 
 def lightest(candidates: Iterable[TrainConfig]) -> TrainConfig:
-    """The config that should need least memory: smallest micro-batch, most sharded, fewest accumulation steps."""
-    return min(candidates, key=lambda config: (config.micro_batch_size, -config.zero_stage, config.grad_accum_steps))
+    """The config that should need least memory: smallest micro-batch, most sharded, recomputed, fewest accumulation steps."""
+    return min(
+        candidates,
+        key=lambda config: (
+            config.micro_batch_size,
+            -config.zero_stage,
+            not config.recompute,
+            config.grad_accum_steps,
+        ),
+    )
 
 
 def default_config(candidates: Iterable[TrainConfig]) -> TrainConfig:

@@ -17,8 +17,10 @@ from bo_tuner.cluster import Cluster, MemoryLimit
 from bo_tuner.config import TrainConfig
 from bo_tuner.dimension import Dimension
 from bo_tuner.engine import Engine, Progress, StopReason
-from bo_tuner.errors import StoreError
+from bo_tuner.errors import NothingFitsError, StoreError
 from bo_tuner.launcher import refuse_launchers
+from bo_tuner.models.choices import Problem
+from bo_tuner.models.misfit import misfit
 from bo_tuner.models.outlook import outlook
 from bo_tuner.objectives.simulated import Simulation
 from bo_tuner.objectives.training import DeepSpeedBackEnd, deepspeed_config
@@ -226,6 +228,8 @@ def tune(
     precision_target: str | float = 0.02,
     max_steps: int | None = None,
     confirm: bool = True,
+    insist: bool = False,
+    retry_failed: bool = False,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> TuneResult:
@@ -286,6 +290,8 @@ def tune(
         max_steps: Optimizer steps of a trial at most, warm-up included; None for as many as 4 s hold, from 6 to 100.
         confirm: The first config that completes is repeated, to learn what launches differ by (in studies of eight trials or more), and
             the winner is run again, longer; where it does not hold what it promised, the next one is.
+        insist: Start also where every config is expected to need far more memory than a device has.
+        retry_failed: Configs whose trials failed or timed out may run again, once each.
         seed: Of the sampler and the synthetic data.
         progress: Is told how it goes; None shows it live in a terminal or notebook and writes lines elsewhere,
             `bo_tuner.report.SilentProgress()` says nothing.
@@ -300,6 +306,7 @@ def tune(
         DeviceBusyError: Somebody else uses a GPU, or does not give it back.
         StoreError: The storage does not answer, or the disk is full.
         LaunchError: Training processes cannot be started.
+        NothingFitsError: No config is expected to fit by far.
         KeyboardInterrupt: As usual; all ranks are gone by then, and the same call resumes.
     """
     options = TuneOptions(**locals())
@@ -333,6 +340,7 @@ def _driven(opening: StudyOpening, options: TuneOptions, budget: Budget, started
         longest_step_s=opening.longest_step_s,
         goal=manifest.goal,
     )
+    retried = store.retry_failed() if options.retry_failed else frozenset()
     print(
         introduction(
             store,
@@ -348,7 +356,7 @@ def _driven(opening: StudyOpening, options: TuneOptions, budget: Budget, started
     )
     with store.drive(n_ranks=cluster.n_ranks, budget=str(budget), since=started):
         records, problem = store.records(), None
-        if candidates_for().open(records) and not budget.is_used_up(store.spent(records)):
+        if candidates_for(retried=retried).open(records) and not budget.is_used_up(store.spent(records)):
             opening.start()
             if asks_for_expectations(options.sampler):
                 problem = opening.problem(manifest)
@@ -356,7 +364,9 @@ def _driven(opening: StudyOpening, options: TuneOptions, budget: Budget, started
             longest_step_s = math.inf if manifest.space.batch_rule.kind == "fixed" else opening.longest_step_s
             line = outlook(problem, configs, limit_bytes=opening.memory_bytes, longest_step_s=longest_step_s)
             print(line, file=sys.stderr, flush=True)
-        candidates = candidates_for(problem=problem)
+            if origin.is_real and not options.insist and not any(record.has_run for record in records):
+                _check_fits(problem, configs, cluster)
+        candidates = candidates_for(problem=problem, retried=retried)
         engine = Engine(
             store=store,
             sampler=make_sampler(options.sampler, candidates, seed=options.seed, problem=problem),
@@ -390,6 +400,20 @@ def _driven(opening: StudyOpening, options: TuneOptions, budget: Budget, started
             stopped_because=why,
             folder=store.folder,
             storage_url=None if store.location.is_default else store.location.shown_url,
+        )
+
+
+def _check_fits(problem: Problem, configs: Sequence[TrainConfig], cluster: Cluster) -> None:
+    """Refuse to start what would only end with the machine.
+
+    Raises:
+        NothingFitsError: Every config is expected to need far more memory than there is.
+    """
+    why = misfit(problem, configs, device_bytes=cluster.memory_bytes)
+    if why is not None:
+        raise NothingFitsError(
+            f"{why}: lower --seq-len, take a smaller model, more --ranks or larger devices (bo-tuner plan tells which), or try all the "
+            "same with --insist"
         )
 
 

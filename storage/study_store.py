@@ -69,6 +69,7 @@ class StudyStore:
         self._pauses = Pauses()
         self._n_ranks = 0
         self._manifest: Manifest | None = None
+        self._retried: frozenset[int] = frozenset()
 
     @classmethod
     def existing(cls, location: Location, name: str) -> StudyStore:
@@ -401,6 +402,12 @@ class StudyStore:
         with self._answers():
             return self._watch.look()[1]
 
+    def retry_failed(self) -> frozenset[int]:
+        """Numbers of the trials whose end says nothing about their config; as long as this process drives, they count for nothing."""
+        failed = (record.number for record in self.records() if record.result and not record.result.outcome.teaches)
+        self._retried = frozenset(failed)
+        return self._retried
+
     def spent(self, records: Sequence[TrialRecord] | None = None) -> Spent:
         """What the study has used, up to now: time on the clock, or where no trial is real, what its trials would have taken.
 
@@ -408,7 +415,7 @@ class StudyStore:
             records: The trials, where they are at hand; None reads them.
         """
         records = self.records() if records is None else records
-        n_trials = len({record.config for record in records if record.result is not None})
+        n_trials = len({record.config for record in records if record.result and record.number not in self._retried})
         manifest = self.manifest()
         if manifest is not None and not manifest.origin.is_real:
             seconds = sum(run.wall_s for record in records for run in (*record.attempts, *record.runs))

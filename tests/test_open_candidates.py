@@ -81,6 +81,16 @@ def test_when_everything_ran_nothing_is_open() -> None:
     assert candidates.open([ran(each) for each in candidates.all]) == []
 
 
+def test_a_trial_that_is_retried_leaves_its_config_open_and_is_forgotten() -> None:
+    records = [ended(config(0, 8), Outcome.FAILED, number=3), ended(config(0, 4), Outcome.FAILED, number=4)]
+    space = SearchSpace(zero_stages=(0, 1), max_micro_batch=100, max_grad_accum=4)
+    candidates = OpenCandidates(
+        opened().all, space=space, n_ranks=N_RANKS, limit_bytes=LIMIT_BYTES, longest_step_s=math.inf, retried={3}
+    )
+    assert gone(candidates, records) == {config(0, 4)}
+    assert candidates.standing(records) == records[1:]
+
+
 # -- proofs of memory ----------------------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +18,7 @@ from bo_tuner.errors import ConfigError, NothingFitsError
 from bo_tuner.report.standing import without_value
 from bo_tuner.storage import Location
 from bo_tuner.text import gib
-from bo_tuner.trial import last_limit_bytes
+from bo_tuner.trial import TrialRecord, last_limit_bytes
 from bo_tuner.tune import TuneResult
 from bo_tuner.tune import tune as run_tune
 
@@ -139,6 +140,12 @@ def tune(
     confirm: Annotated[
         bool, typer.Option(help="Repeat the first config, and confirm the winner by a longer run.")
     ] = True,
+    insist: Annotated[
+        bool, typer.Option("--insist", help="Start also where every config should need far more memory than there is.")
+    ] = False,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Configs whose trials failed or timed out may run again.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Of the sampler, the synthetic data, and the noise of a simulation.")] = 0,
     out: Annotated[
         Path | None,
@@ -189,6 +196,8 @@ def tune(
             precision_target=precision_target,
             max_steps=max_steps,
             confirm=confirm,
+            insist=insist,
+            retry_failed=retry_failed,
             seed=seed,
         )
     except KeyboardInterrupt:
@@ -199,6 +208,9 @@ def tune(
     else:
         print(show_study(result.study_name, result.trials, result.manifest))
     print(f"stopped: {result.stopped_because}", file=sys.stderr)
+    failed = [record for record in result.trials if record.result and not record.result.outcome.teaches]
+    if failed:
+        print(f"{_failures(failed)}: the same command with --retry-failed tries again", file=sys.stderr)
     if result.best is None:
         raise NothingFitsError(_why_nothing(result))
     if out is not None:
@@ -216,6 +228,13 @@ def _stages(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.replace(" ", "").split(","))
     except ValueError:
         raise ConfigError(f"--zero-stages must be some of 0, 1, 2, 3, as in 0,1,2; got {text!r}") from None
+
+
+def _failures(failed: Sequence[TrialRecord]) -> str:
+    """ "trials 0 and 3 failed or timed out"."""
+    numbers = [str(record.number) for record in failed]
+    listed = " and ".join([", ".join(numbers[:-1]), numbers[-1]] if len(numbers) > 1 else numbers)
+    return f"{'trial' if len(numbers) == 1 else 'trials'} {listed} failed or timed out, which says nothing about the config"
 
 
 def _all(n_trials: int) -> str:
@@ -247,7 +266,8 @@ def _why_nothing(result: TuneResult) -> str:
     smallest = min(by_memory, key=lambda record: (record.config.micro_batch_size, -record.config.zero_stage))
     assert smallest.result is not None
     limit = gib(last_limit_bytes(ended) or 0)
-    rest = "every candidate is ruled out" if result.stop_reason is StopReason.EXHAUSTED else "others may still fit"
+    is_over = result.stop_reason in (StopReason.EXHAUSTED, StopReason.NOTHING_FITS)
+    rest = "every candidate is ruled out" if is_over else "others may still fit"
     return (
         f"at least one config must fit in {limit} a rank, and {_all(len(ended))} ran out of memory, down to "
         f"{smallest.config.name} ({rest}): raise --memory-limit or --budget, lower --seq-len, or use more --ranks"

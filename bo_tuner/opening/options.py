@@ -90,6 +90,8 @@ class TuneOptions:
     precision_target: str | float = 0.02
     max_steps: int | None = None
     confirm: bool = True
+    insist: bool = False
+    retry_failed: bool = False
     seed: int = 0
     progress: Progress | None = None
 

@@ -8,8 +8,8 @@ _CERTAINTY = 1.25
 """A step must be expected to take this many times as long as it may: micro-batches differ."""
 _LEAST_SEEN = 0.25
 """Of what a step may take: a stall is shorter than this."""
-_FIRST_TAKES = 6.0
-"""The first micro-batch may take this many times as long as a step may: kernels are compiled in it, and memory is got."""
+_FIRST_TAKES = 7.0
+"""The first micro-batch may take this many times as long as a step may: memory is got in it, and a rank that hangs is to be known as such."""
 
 
 class Pace:
@@ -57,15 +57,20 @@ class Pace:
         """What the running step has taken so far, or the last one took, whichever is more."""
         return 0.0 if self._step_began is None else max(now - self._step_began, self._last_step_s)
 
-    def too_long(self, now: float) -> float | None:
+    def too_long(self, now: float, *, excused_s: float = 0.0) -> float | None:
         """Seconds that a step takes at least, once they are known to be more than it may take; None until then.
 
         The first micro-batch does not count, unless it takes far longer than a whole step may.
+
+        Args:
+            now: Training goes on.
+            excused_s: What it may take beside that: kernels are compiled in it.
         """
         if self._longest_s is None or self._began is None:
             return None
         if self._second_began is None:
-            return now - self._began if now - self._began > _FIRST_TAKES * self._longest_s else None
+            first_s = now - self._began - excused_s
+            return first_s if first_s > _FIRST_TAKES * self._longest_s else None
         seen_s, n_seen = now - self._second_began, self._n_begun - 1  # the running one counts as if it were done
         at_least_s = seen_s * self._n_of_step / n_seen / _CERTAINTY
         return at_least_s if seen_s > _LEAST_SEEN * self._longest_s and at_least_s > self._longest_s else None

@@ -173,7 +173,7 @@ class TrialWatch:
             return
         now = time.monotonic()
         self._pace.note(now, n_begun=self._life.n_micro_batches, n_steps=self._rule.n_finished)
-        self._step_at_least_s = self._pace.too_long(now)
+        self._step_at_least_s = self._pace.too_long(now, excused_s=self._life.more_time_s)
         if self._step_at_least_s is not None:
             reason = (
                 f"an optimizer step of {count(self._config.global_batch(self._cluster.n_ranks), 'sample')} takes over "

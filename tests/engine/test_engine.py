@@ -238,12 +238,15 @@ def test_an_out_of_memory_trial_is_pruned_for_optuna_with_a_constraint_above_zer
     assert ran.constraints["memory"] == pytest.approx(600 / 750 - 1)
 
 
-def test_a_study_where_every_trial_runs_out_of_memory_ends_without_a_best(bench: Bench) -> None:
+def test_where_nothing_fits_the_lightest_candidate_shows_it_and_the_study_ends_without_a_best(bench: Bench) -> None:
     objective = Analytic(bytes_of=dict.fromkeys(range(4), 10 * LIMIT_BYTES))
-    assert bench.run(objective, "1000 trials", space=WIDE, sampler="grid") is StopReason.EXHAUSTED
-    assert objective.calls == [f"z{stage}_gas1_mbs1" for stage in (0, 3, 1, 2)]
-    assert bench.outcomes == [Outcome.OOM] * 4
+    assert bench.run(objective, "1000 trials", space=WIDE, sampler="grid") is StopReason.NOTHING_FITS
+    assert objective.calls == ["z0_gas1_mbs1", "z3_gas1_mbs1"]
+    assert bench.outcomes == [Outcome.OOM] * 2
     assert best_of(bench.records) is None
+    again = Analytic()
+    assert bench.run(again, "1000 trials", space=WIDE, sampler="grid") is StopReason.NOTHING_FITS
+    assert again.calls == []
 
 
 def test_the_edge_of_memory_is_found_to_the_sample(bench: Bench) -> None:
