@@ -68,7 +68,7 @@ def test_the_optimizer_step_counts_where_it_holds_more_than_activations_do() -> 
 
     def in_step(software: Software) -> list[float]:
         of = memory(*stages, profile=model, software=software)
-        return ((of.activations + of.working) / n_parameters).tolist()
+        return [float(n_bytes) / n_parameters for n_bytes in of.activations + of.working]
 
     by_optimizer = {
         name: replace(PLAIN, step_bytes=deepspeed_with(name, "cuda").step_bytes)
