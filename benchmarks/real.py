@@ -224,7 +224,7 @@ def study(trials: Trials, *, seed: int) -> list[dict[str, object]]:
             progress=SilentProgress(),
         ).run()
     records = store.records()
-    before = [replace(record, confirmation=None) for record in records]
+    before = [replace(record, confirmations=()) for record in records]
     told = [
         _told(seed, "trial", record, record.result, sampler.best(before[: number + 1]))
         for number, record in enumerate(records)
@@ -238,7 +238,7 @@ def _told(
 ) -> dict[str, object]:
     """What a run showed, and what the study held for the best after it."""
     measured = result.measurement if result else None
-    low, high = measured.samples_per_s_interval if measured else (math.nan, math.nan)
+    low, high = (result and record.interval_of(result)) or (math.nan, math.nan)
     return {
         "study": seed,
         "run": run,

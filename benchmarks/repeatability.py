@@ -16,8 +16,8 @@ from typing import Any
 from benchmarks.trials import trials_of
 from bo_tuner.cluster import Cluster
 from bo_tuner.config import TrainConfig
+from bo_tuner.launches import Launch, LaunchNoise, prior_of
 from bo_tuner.outcome import Measurement
-from bo_tuner.precision import LaunchNoise
 
 AIM_HELD = 0.9
 """Of the runs, whose interval holds the median of all."""
@@ -33,9 +33,10 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     )
     with trials_of(options.model, seq_len=options.seq_len, device=options.device, n_ranks=options.ranks) as trials:
         limits = replace(trials.limits, max_steps=options.max_steps, precision_target=options.precision_target)
-        first = [trials.run(TrainConfig(), replace(limits, data_draw=draw))[1].slowest_s for draw in range(_N_FIRST)]
-        noise = LaunchNoise.of([first])
-        limits = replace(limits, launch_half_width=noise.half_width)
+        first = [trials.run(TrainConfig(), replace(limits, data_draw=draw))[1] for draw in range(_N_FIRST)]
+        noise = prior_of(trials.cluster.device).given(
+            [[Launch.of(run.step_time_s, run.step_time_interval_s) for run in first]]
+        )
         runs: list[Measurement] = []
         for number in range(1, options.runs + 1):
             runs.append(trials.run(config, limits)[1])
@@ -49,9 +50,9 @@ def _report(config: TrainConfig, cluster: Cluster, noise: LaunchNoise, runs: lis
     truth = statistics.median(run.samples_per_s for run in runs)
     rows: list[dict[str, Any]] = []
     for run in runs:
-        low, high = run.samples_per_s_interval
-        within = replace(run, launch_half_width=0.0).step_time_interval_s
-        step_low, step_high = run.step_time_interval_s
+        within = run.step_time_interval_s
+        step_low, step_high = noise.another(run.step_time_s, within)
+        low, high = run.global_batch / step_high, run.global_batch / step_low
         rows.append(
             {
                 "samples_per_s": run.samples_per_s,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import functools
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ from typing import Protocol
 
 from bo_tuner.budget import Budget, Spent
 from bo_tuner.config import TrainConfig
+from bo_tuner.confirmation import LENGTH, confirmation_s, next_to_confirm
 from bo_tuner.deadlines import trial_deadline_s
 from bo_tuner.objectives import EventSink, Objective, TrialEvent
 from bo_tuner.open_candidates import OpenCandidates
@@ -19,7 +21,7 @@ from bo_tuner.outcome import Outcome, TrialLimits, TrialResult
 from bo_tuner.samplers import CandidateSampler, SpaceExhausted
 from bo_tuner.space import default_config, lightest
 from bo_tuner.storage import Manifest, StudyStore
-from bo_tuner.trial import TrialRecord, best_of, launch_noise
+from bo_tuner.trial import TrialRecord, best_of, reopened
 
 __all__ = ["Engine", "Progress", "Snapshot", "StopReason"]
 
@@ -28,17 +30,18 @@ MOST_KILLS = 2
 _MOST_FAILURES_IN_A_ROW = 3
 _USUAL_STEPS = 12
 """For the deadline, where the number of steps is not limited."""
-_N_REPEATS = 2
+_FEWEST_REPEATS = 2
 """Launches of the first complete config beyond its trial, which show what launches differ by; ..."""
+_MOST_REPEATS = 4
+"""... so many until another launch is known to lie within ..."""
+_NEAR = 0.05
+"""... this fraction of a rate, with 95 %; ..."""
 _REPEAT_FROM_TRIALS = 8
 """... in studies of at least so many trials, ..."""
 _REPEAT_FRACTION = 0.05
 """... and where they take at most this much of the time there is."""
-_MOST_CONFIRMATIONS = 3
-_CONFIRMATION_LENGTH = 2
-"""A confirmation measures at least this many times the steps of its trial, ..."""
 _CONFIRMATION_STEPS = 10
-"""... and at least so many."""
+"""A confirmation measures at least so many."""
 _SMALL_CHANCE = 0.05
 """Of a gain that counts: below it the study ends."""
 _LONGEST_OF = 32
@@ -154,7 +157,7 @@ class Engine:
             self._store.note_memory_limit(self._usual_limits.memory_bytes)
             reason = self._search()
             while (
-                self._confirm_best()
+                self._settle_best()
                 and reason is StopReason.CONVERGED
                 and not self._has_converged(self._store.records())
             ):
@@ -224,11 +227,18 @@ class Engine:
         least = lightest(self._candidates.all)
         return any(record.config == least and _ended_by_memory(record) for record in standing)
 
-    def _run_trial(self, record: TrialRecord) -> bool:
-        """Run a trial to its end; False where the budget ended it: it stays interrupted, and runs again under a larger one."""
+    def _run_trial(self, record: TrialRecord, *, to_its_end: bool = False) -> bool:
+        """Run a trial to its end; False where the budget ended it: it stays interrupted, and runs again under a larger one.
+
+        Args:
+            record: It runs.
+            to_its_end: It is not ended for being slow.
+        """
         while True:
             records = self._store.records()
             limits = replace(self._limits(record.config, records), left_s=self._search_s_left(records))
+            if to_its_end:
+                limits = replace(limits, incumbent_samples_per_s=None)
             result = self._launch(record, limits, records)
             if limits.ran_out(result):
                 if self._manifest.origin.is_real and not self._is_used_up(records):
@@ -242,7 +252,9 @@ class Engine:
             others = tuple(attempt for attempt in record.attempts if attempt is not counts)
             record, result = self._store.keep_attempts(record, (*others, result)), counts
         self._store.finish(record, result)
-        self._progress.ended(replace(record, result=result), self._snapshot(self._store.records()))
+        records = self._store.records()
+        now = next((known for known in records if known.number == record.number), record)
+        self._progress.ended(now, self._snapshot(records))
         return True
 
     def _launch(
@@ -267,51 +279,68 @@ class Engine:
         first = next((record for record in records if record.samples_per_s is not None), None)
         if first is None or first.repeats or not self._may_repeat(first):
             return
-        for draw in range(1, _N_REPEATS + 1):
+        for draw in range(1, _MOST_REPEATS + 1):
             result = self._run_again(first, "repeat", replace(self._limits(first.config, records), data_draw=draw))
-            first = self._store.add_repeat(first, result)
+            self._store.add_repeat(first, result)
+            first = next(record for record in self._store.records() if record.number == first.number)
             self._tell_again(first, "repeat")
+            noise = first.noise
+            if draw >= _FEWEST_REPEATS and (noise is None or math.sqrt(2) * noise.half_width <= _NEAR):
+                break
 
     def _may_repeat(self, first: TrialRecord) -> bool:
         if not self._confirms or (self._budget.trials or _REPEAT_FROM_TRIALS) < _REPEAT_FROM_TRIALS:
             return False
         spent = self._store.spent()
         left = self._budget.seconds_left(spent)
-        return left is None or first.wall_s * _N_REPEATS <= _REPEAT_FRACTION * left
+        return left is None or first.wall_s * _MOST_REPEATS <= _REPEAT_FRACTION * left
 
-    def _confirm_best(self) -> bool:
-        """Run the winner again, longer; where that shows another one to be the best, that one too, while there is time.
+    def _settle_best(self) -> bool:
+        """Confirm the finalists, and run trials to their end that were ended early and might be the best after all, while there is time.
 
         Returns:
             Something ran.
         """
-        if not self._confirms:
-            return False
-        for number in range(_MOST_CONFIRMATIONS):
+        n_confirmed, n_reopened = 0, 0
+        while True:
             records = self._store.records()
-            best = self._best_unconfirmed(records)
-            left_s = self._budget.seconds_left(self._store.spent(records))
-            if best is None or (number > 0 and left_s is not None and left_s <= 0):
-                return number > 0
-            assert best.result is not None and best.result.measurement is not None
-            n_measured = len(best.result.measurement.slowest_s)
-            limits = replace(
-                self._limits(best.config, records),
-                min_steps=max(_CONFIRMATION_LENGTH * n_measured, _CONFIRMATION_STEPS),
-                max_steps=None,
-                data_draw=_N_REPEATS + 1,
-                longest_of=_LONGEST_OF,
-            )
-            result = self._run_again(best, "confirm", limits)
-            if _deserves_another_try(result, ()):
-                result = _that_counts(self._run_again(best, "confirm", limits), [result])
-            self._tell_again(self._store.confirm(best, result), "confirm")
-        return True
+            finalist = self._finalist(records)
+            again = next(iter(reopened(records)), None)
+            if finalist is not None and (not n_confirmed or self._has_time(finalist, records, times=LENGTH)):
+                self._confirm(finalist, records)
+                n_confirmed += 1
+            elif again is not None and self._has_time(again, records):
+                trial = self._store.begin(again.config, self._sampler.search_space)
+                if not self._run_trial(trial, to_its_end=True):
+                    return True
+                n_reopened += 1
+            else:
+                return n_confirmed + n_reopened > 0
 
-    def _best_unconfirmed(self, records: Sequence[TrialRecord]) -> TrialRecord | None:
-        """The one that should be the best, noise left out, or that is the best as measured; None where both have been confirmed."""
-        both = (self._sampler.best(records), best_of(records))
-        return next((record for record in both if record is not None and record.confirmation is None), None)
+    def _finalist(self, records: Sequence[TrialRecord]) -> TrialRecord | None:
+        if not self._confirms:
+            return None
+        return next_to_confirm(records, self._sampler.promising(records), min_gain=self._min_gain)
+
+    def _has_time(self, record: TrialRecord, records: Sequence[TrialRecord], *, times: float = 1.0) -> bool:
+        """So many times what a trial took is left."""
+        left_s = self._budget.seconds_left(self._store.spent(records))
+        return left_s is None or left_s > times * record.wall_s
+
+    def _confirm(self, record: TrialRecord, records: Sequence[TrialRecord]) -> None:
+        """Run a finalist again, longer, on other data than any run before; of a round all see the same."""
+        assert record.result is not None and record.result.measurement is not None
+        limits = replace(
+            self._limits(record.config, records),
+            min_steps=max(LENGTH * len(record.result.measurement.slowest_s), _CONFIRMATION_STEPS),
+            max_steps=None,
+            data_draw=_MOST_REPEATS + 1 + len(record.confirmations),
+            longest_of=_LONGEST_OF,
+        )
+        result = self._run_again(record, "confirm", limits)
+        if _deserves_another_try(result, ()):
+            result = _that_counts(self._run_again(record, "confirm", limits), [result])
+        self._tell_again(self._store.confirm(record, result), "confirm")
 
     def _run_again(self, record: TrialRecord, purpose: str, limits: TrialLimits) -> TrialResult:
         """Another launch of a trial's config, never ended for being slow."""
@@ -336,21 +365,18 @@ class Engine:
 
     def _kept_back_s(self, records: Sequence[TrialRecord]) -> float:
         """Seconds of the budget that the winner's confirmation will take; none before there is one."""
-        best = best_of(records)
-        if not self._confirms or best is None or best.result is None or best.confirmation is not None:
-            return 0.0
-        return best.result.wall_s * _CONFIRMATION_LENGTH
+        return confirmation_s(records) if self._confirms else 0.0
 
     # -- limits ----------------------------------------------------------------------------------------------------
 
     def _limits(self, config: TrainConfig, records: Sequence[TrialRecord]) -> TrialLimits:
-        best = best_of(records)
+        best = best_of(records) if self._manifest.goal.follows_rate else None
         return replace(
             self._usual_limits,
             deadline_s=self._deadline_s(config, records),
             longest_step_s=self._candidates.step_limit_s(config),
-            incumbent_samples_per_s=best.standing_samples_per_s if best and self._manifest.goal.follows_rate else None,
-            launch_half_width=launch_noise(records).half_width,
+            incumbent_samples_per_s=best.standing_samples_per_s if best else None,
+            launch_half_width=best.half_width_against if best else 0.0,
         )
 
     @functools.cached_property

@@ -285,7 +285,7 @@ class Goal:
 
 
 def _result_of(run: TrialRecord | TrialResult) -> TrialResult | None:
-    return run if isinstance(run, TrialResult) else run.result
+    return run if isinstance(run, TrialResult) else run.told
 
 
 THROUGHPUT = Goal()

@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bo_tuner.pace import Pace, pace
-from bo_tuner.precision import PRIOR
 from bo_tuner.stored import known_fields
 
 __all__ = ["Measurement", "Outcome", "TrialLimits", "TrialResult"]
@@ -74,8 +73,9 @@ class TrialLimits:
     """Seconds that an optimizer step may take: a trial whose steps show that they take longer is ended; None for any."""
     longest_of: int = 0
     """Before anything is measured, train on the largest of this many micro-batches, where they differ in size."""
-    launch_half_width: float = PRIOR.half_width
-    """What launches of one config differ by: half of the 95 % interval, as a fraction of the step time."""
+    launch_half_width: float = 0.0
+    """How much slower than the incumbent the trial must be to be ended, in logarithms of step time and beyond what its own steps explain:
+    what launches of both may differ by, and how well the incumbent's steps are known."""
 
     def ran_out(self, result: TrialResult) -> bool:
         """The budget ended the trial, which says nothing of its config."""
@@ -113,8 +113,6 @@ class Measurement:
     """Steps run before those measured."""
     is_settled: bool = True
     """False when step times still drifted at the last step."""
-    launch_half_width: float = 0.0
-    """What launches of one config differ by, as known when this one ran: half of the 95 % interval, as a fraction."""
 
     @property
     def slowest_s(self) -> tuple[float, ...]:
@@ -183,16 +181,9 @@ class Measurement:
 
     @property
     def step_time_interval_s(self) -> tuple[float, float]:
-        """95 % interval of the step time, as another launch may show it: that of the mean, widened by what launches differ by."""
+        """95 % interval of the step time in this launch: how well its steps tell it. Another launch may lie outside: `LaunchNoise`."""
         found = self.pace
-        half_s = math.hypot(found.half_width_s, self.launch_half_width * found.mean_s)
-        return (max(found.mean_s - half_s, 0.0), found.mean_s + half_s)
-
-    @property
-    def samples_per_s_interval(self) -> tuple[float, float]:
-        """95 % interval of samples/s, the slower first; 0 and infinity where one step says nothing."""
-        low, high = self.step_time_interval_s
-        return (self.global_batch / high, self.global_batch / low if low > 0 else math.inf)
+        return (max(found.mean_s - found.half_width_s, 0.0), found.mean_s + found.half_width_s)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that JSON can hold."""
@@ -229,6 +220,8 @@ class TrialResult:
     """For PRUNED: it is slower than this, with 97.5 %."""
     step_limit_s: float | None = None
     """For PRUNED: seconds that its step may take, and takes longer; None where it was ended for another reason."""
+    steps_bound_samples_per_s: float | None = None
+    """For PRUNED: what its steps alone left it to reach at most; None where something else ended it, and in older studies."""
     peak_memory_bytes: int | None = None
     """Highest of all ranks, known also for trials that failed; None when nothing was read."""
     rank_peaks_bytes: tuple[int, ...] = ()

@@ -1,17 +1,13 @@
-"""How well step times are known: when they have settled, and what launches add to what one of them shows."""
+"""How well step times are known: when they have settled."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import combinations
 
-from bo_tuner.pace import pace
-from bo_tuner.quantiles import student
-
-__all__ = ["LaunchNoise", "drift", "settled_from"]
+__all__ = ["drift", "settled_from"]
 
 FEWEST = 3
 """Steps that an interval, or a judgement of drift, needs."""
@@ -73,42 +69,3 @@ def _may_be_noise(times: Sequence[float]) -> bool:
         return False
     score = sum((late > early) - (late < early) for early, late in combinations(times, 2))
     return abs(score) - 1 <= _NORMAL * math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchNoise:
-    """How much the mean step time of one config differs from launch to launch, beyond what its steps show."""
-
-    sd: float
-    """Standard deviation, as a fraction of the step time."""
-    n_free: int
-    """Degrees of freedom that it rests on."""
-
-    @classmethod
-    def of(cls, configs: Iterable[Sequence[Sequence[float]]]) -> LaunchNoise:
-        """Estimate from repeats: the pooled variance of the logarithms of their means, less what the steps explain.
-
-        What was seen on other machines counts like `PRIOR.n_free` repeats (a scaled inverse chi-square prior; Gelman et al.,
-        Bayesian Data Analysis, section 2.6), so that one lucky pair does not pass for no noise at all.
-
-        Args:
-            configs: Per config its launches, and of each the step times in seconds.
-        """
-        squares, n_free = PRIOR.n_free * PRIOR.sd**2, PRIOR.n_free
-        for launches in configs:
-            if len(launches) > 1:
-                paces = [pace(tuple(times)) for times in launches]
-                between = statistics.variance(math.log(each.mean_s) for each in paces)
-                within = statistics.fmean((each.sd_s / each.mean_s) ** 2 for each in paces)
-                squares += max(between - within, 0.0) * (len(launches) - 1)
-                n_free += len(launches) - 1
-        return cls(sd=math.sqrt(squares / n_free), n_free=n_free)
-
-    @property
-    def half_width(self) -> float:
-        """Half of the 95 % interval for one launch, as a fraction of the step time."""
-        return student(self.n_free) * self.sd
-
-
-PRIOR = LaunchNoise(sd=0.01, n_free=3)
-"""Before any repeat: about what repeated launches on quiet machines differ by."""

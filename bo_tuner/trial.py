@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from bo_tuner.config import TrainConfig
 from bo_tuner.goal import THROUGHPUT, Goal
-from bo_tuner.outcome import Outcome, TrialResult
-from bo_tuner.precision import LaunchNoise
+from bo_tuner.launches import Launch, LaunchNoise, NoisePrior
+from bo_tuner.outcome import Measurement, Outcome, TrialResult
 from bo_tuner.stored import must_be_readable
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ __all__ = [
     "pareto_front",
     "ranked",
     "records_of",
+    "reopened",
 ]
 
 RESULT_KEY = "result"
@@ -48,12 +50,14 @@ class TrialRecord:
     """Earlier tries of the same trial: that taught nothing (TIMEOUT, FAILED), or were measured with clocks held down."""
     repeats: tuple[TrialResult, ...] = ()
     """Later launches of the same config, which show what launches differ by."""
-    confirmation: TrialResult | None = None
-    """A later and longer run, of a config that was the best."""
+    confirmations: tuple[TrialResult, ...] = ()
+    """Later and longer runs, of a config that was among the best; after one that was not complete there is no other."""
     memory_limit_bytes: int | None = None
     """Of the study today, per rank; the trial may have run under another one. None where the study does not say."""
     goal: Goal = THROUGHPUT
     """Of the study: what its trials are judged by."""
+    noise: LaunchNoise | None = field(default=None, compare=False)
+    """Of the study today: what launches of one config differ by; None where the study does not say."""
 
     @classmethod
     def from_optuna(cls, trial: FrozenTrial, goal: Goal = THROUGHPUT) -> TrialRecord:
@@ -73,14 +77,73 @@ class TrialRecord:
             )
 
     @property
+    def confirmation(self) -> TrialResult | None:
+        """All its confirmations as one run, or the one that was not complete; None before there is any."""
+        if not self.confirmations:
+            return None
+        last = self.confirmations[-1]
+        return last if last.samples_per_s is None else _together(self.confirmations)
+
+    @property
+    def told(self) -> TrialResult | None:
+        """The run whose figures stand for the config: its confirmation where that is complete, which is longer and was not chosen for its
+        rate, else the trial's own; with the highest peak of all its runs. None before the trial has ended.
+        """
+        again = self.confirmation
+        run = again if again is not None and again.samples_per_s is not None else self.result
+        return run and replace(run, peak_memory_bytes=self.peak_memory_bytes)
+
+    @property
     def samples_per_s(self) -> float | None:
+        """Of the config of a complete trial, as `told`."""
+        return self.told.samples_per_s if self.told and self.trial_samples_per_s is not None else None
+
+    @property
+    def trial_samples_per_s(self) -> float | None:
         """Of a complete trial, as it was measured in it."""
         return self.result.samples_per_s if self.result else None
 
     @property
+    def samples_per_s_interval(self) -> tuple[float, float] | None:
+        """Where the rate of another launch of its config lies with 95 %, by what is known of launches today; the slower first, 0 and infinity
+        where one step says nothing. None unless the trial is complete.
+        """
+        if self.told is None or self.told.measurement is None or self.samples_per_s is None:
+            return None
+        return self._another(self.told.measurement, n_launches=max(len(self.confirmations), 1))
+
+    def interval_of(self, run: TrialResult) -> tuple[float, float] | None:
+        """The same by one of its complete runs alone."""
+        return None if run.measurement is None or run.samples_per_s is None else self._another(run.measurement)
+
+    def _another(self, measurement: Measurement, *, n_launches: int = 1) -> tuple[float, float]:
+        low, high = measurement.step_time_interval_s
+        if self.noise is not None:
+            low, high = self.noise.another(measurement.step_time_s, (low, high), n_launches=n_launches)
+        return (measurement.global_batch / high, measurement.global_batch / low if low > 0 else math.inf)
+
+    @property
+    def half_width_against(self) -> float:
+        """As `TrialLimits.launch_half_width`, of a trial that runs against this one."""
+        measured = self.told.measurement if self.told else None
+        if measured is None or self.noise is None:
+            return 0.0
+        return self.noise.against(measured.step_time_s, measured.step_time_interval_s)
+
+    @property
+    def bound_samples_per_s(self) -> float | None:
+        """Of a trial that was ended early: another launch of its config is slower than this with 97.5 %, by what is known of launches today."""
+        if self.result is None or self.result.outcome is not Outcome.PRUNED:
+            return None
+        measured, by_steps = self.result.measurement, self.result.steps_bound_samples_per_s
+        if self.noise is None or measured is None or by_steps is None:
+            return self.result.bound_samples_per_s
+        return self.noise.bound(measured.samples_per_s, max(by_steps, measured.samples_per_s))
+
+    @property
     def runs(self) -> list[TrialResult]:
         """Of its config, as far as they have ended and count."""
-        return [run for run in (self.result, *self.repeats, self.confirmation) if run is not None]
+        return [run for run in (self.result, *self.repeats, *self.confirmations) if run is not None]
 
     @property
     def peak_memory_bytes(self) -> int | None:
@@ -96,31 +159,26 @@ class TrialRecord:
     @property
     def is_confirmed(self) -> bool | None:
         """A longer run held what the trial promised; None before there was one."""
-        if self.confirmation is None or self.result is None or self.result.measurement is None:
+        again = self.confirmation
+        if again is None or self.result is None or self.result.measurement is None:
             return None
-        again = self.confirmation.samples_per_s
-        return again is not None and again >= self.result.measurement.samples_per_s_interval[0]
+        return again.samples_per_s is not None and again.samples_per_s >= self._another(self.result.measurement)[0]
 
     @property
     def least_share(self) -> float:
         """Of the rate of a complete trial, what the lower end of its 95 % interval is."""
-        measured = self.result.measurement if self.result else None
-        return measured.samples_per_s_interval[0] / measured.samples_per_s if measured else 1.0
+        interval, rate = self.samples_per_s_interval, self.samples_per_s
+        return interval[0] / rate if interval is not None and rate else 1.0
 
     @property
     def standing(self) -> TrialResult | None:
-        """What its config is taken to do today: as its confirmation showed, if it has one, which is longer and was not chosen for its rate,
-        else as its trial did; with the highest peak of all its runs.
-
-        None where it is not complete, or does not fit any more.
-        """
-        if self.result is None or self.samples_per_s is None or not self.fits_today:
-            return None
-        return replace(self.confirmation or self.result, peak_memory_bytes=self.peak_memory_bytes)
+        """What its config is taken to do today, as `told`. None where it is not complete, its confirmation failed, or it does not fit any more."""
+        has_failed = bool(self.confirmations) and self.confirmations[-1].samples_per_s is None
+        return None if self.samples_per_s is None or has_failed or not self.fits_today else self.told
 
     @property
     def standing_samples_per_s(self) -> float | None:
-        """Of `standing`; None too where its confirmation failed."""
+        """Of `standing`."""
         standing = self.standing
         return standing.samples_per_s if standing else None
 
@@ -153,13 +211,14 @@ class TrialRecord:
         extra = dict(self.config.extra)
         params = {name: value for name, value in own.items() if name not in extra}
         is_complete = result is not None and result.outcome is Outcome.COMPLETE
-        measured = result.measurement if result and is_complete else None
+        measured = self.told.measurement if self.told and is_complete else None
         return {
             "number": self.number,
             "name": self.config.name,
             "outcome": result.outcome.value if result else None,
             "reason": result.reason if result else "no result yet",
             "samples_per_s": self.samples_per_s,
+            "trial_samples_per_s": self.trial_samples_per_s,
             "value": self.goal.value(self),
             "step_time_s": measured.step_time_s if measured else None,
             "median_step_time_s": measured.median_step_time_s if measured else None,
@@ -174,21 +233,20 @@ class TrialRecord:
 
     def _precision(self) -> dict[str, Any]:
         """How well a complete trial is known, and what DeepSpeed's tuner would have said of it."""
-        measurement = self.result.measurement if self.result and self.samples_per_s is not None else None
-        again = self.confirmation
+        measurement = self.told.measurement if self.told and self.samples_per_s is not None else None
+        interval, again = self.samples_per_s_interval, self.confirmation
         return {
-            "samples_per_s_interval": [_finite(rate) for rate in measurement.samples_per_s_interval]
-            if measurement
-            else None,
+            "samples_per_s_interval": [_finite(rate) for rate in interval] if interval else None,
             "n_steps": len(measurement.slowest_s) if measurement else None,
             "engine_samples_per_s": _finite(measurement.engine_samples_per_s) if measurement else None,
-            "bound_samples_per_s": self.result.bound_samples_per_s if self.result else None,
+            "bound_samples_per_s": None if self.bound_samples_per_s is None else _finite(self.bound_samples_per_s),
             "fits_today": self.fits_today,
             "standing_samples_per_s": self.standing_samples_per_s,
             "standing_value": self.standing_value,
             "confirmed": self.is_confirmed,
             "confirmation": {
                 "outcome": again.outcome.value,
+                "n_launches": len(self.confirmations),
                 "reason": again.reason,
                 "samples_per_s": again.samples_per_s,
                 "peak_memory_bytes": again.peak_memory_bytes,
@@ -280,9 +338,61 @@ def holds(result: TrialResult, limit_bytes: int) -> bool:
     return result.outcome not in (Outcome.GUARDED, Outcome.HOST_OOM) or (result.limit_bytes or 0) >= limit_bytes
 
 
-def launch_noise(records: Iterable[TrialRecord]) -> LaunchNoise:
+def launch_noise(records: Iterable[TrialRecord], prior: NoisePrior) -> LaunchNoise:
     """What launches of one config differ by, as far as those that ran again show it."""
-    return LaunchNoise.of(
-        [run.measurement.slowest_s for run in record.runs if run.samples_per_s and run.measurement]
+    return prior.given(
+        [
+            Launch.of(run.measurement.step_time_s, run.measurement.step_time_interval_s)
+            for run in record.runs
+            if run.samples_per_s and run.measurement
+        ]
         for record in records
+        if len(record.runs) > 1
     )
+
+
+def reopened(records: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """Trials that were ended early, and might be the best after all: it is now taken to be slower than they may be, or launches differ by more
+    than was known. The most promising come first; one whose config has been run again to its end is settled.
+    """
+    best = best_of(records)
+    rate = best.standing_samples_per_s if best else None
+    done = {record.config for record in records if record.result and record.result.outcome is not Outcome.PRUNED}
+    found = [
+        (bound, record)
+        for record in records
+        if record.config not in done
+        and (
+            record.result is None or record.result.step_limit_s is None
+        )  # it is not ended for being slower than others
+        and (bound := record.bound_samples_per_s) is not None
+    ]
+    found.sort(key=lambda pair: -pair[0])
+    return [record for bound, record in found if rate is not None and bound > rate]
+
+
+def _together(runs: Sequence[TrialResult]) -> TrialResult:
+    """Complete runs of one config as one: all their steps, the highest peaks, the newest of what else they tell."""
+    measured = [run.measurement for run in runs if run.measurement is not None]
+    if len(measured) == 1:
+        return runs[-1]
+    last = measured[-1]
+    powers, energies = ([getattr(one, name) for one in measured] for name in ("power_w", "energy_j"))
+    joined = replace(
+        last,
+        step_times_s=_side_by_side([one.step_times_s for one in measured]),
+        engine_times_s=_side_by_side([one.engine_times_s for one in measured]),
+        peak_memory_bytes=tuple(map(max, *(one.peak_memory_bytes for one in measured))),
+        power_w=None if None in powers else statistics.fmean(powers),
+        energy_j=None if None in energies else sum(energies),
+        throttling=tuple(sorted({reason for one in measured for reason in one.throttling})),
+        is_loss_finite=all(one.is_loss_finite for one in measured),
+        is_settled=all(one.is_settled for one in measured),
+        n_warmup=sum(one.n_warmup for one in measured),
+    )
+    return replace(runs[-1], measurement=joined, wall_s=sum(run.wall_s for run in runs))
+
+
+def _side_by_side(runs: Sequence[tuple[tuple[float, ...], ...]]) -> tuple[tuple[float, ...], ...]:
+    """Times of several runs, by rank, as those of one."""
+    return tuple(tuple(time for row in rows for time in row) for rows in zip(*runs, strict=True))

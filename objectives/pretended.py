@@ -26,7 +26,6 @@ def pretended(
     seq_len: int,
     start_up_s: float,
     peak_bytes: int | None,
-    launch_half_width: float,
 ) -> TrialResult:
     """Take steps until enough are measured, the incumbent is out of reach, or the deadline has come; nobody waits for them.
 
@@ -39,7 +38,6 @@ def pretended(
         seq_len: Tokens of a sample.
         start_up_s: Before the first step.
         peak_bytes: Of every rank; None where it is not known.
-        launch_half_width: What launches differ by, as for `Measurement`.
 
     Returns:
         COMPLETE, PRUNED or TIMEOUT; `wall_s` and `phases_s` are what it would have taken.
@@ -78,9 +76,9 @@ def pretended(
             peak_memory_bytes=peaks,
             n_warmup=rule.n_warmup,
             is_settled=rule.is_settled,
-            launch_half_width=launch_half_width,
         ),
         bound_samples_per_s=bound,
+        steps_bound_samples_per_s=rule.steps_bound_samples_per_s,
         peak_memory_bytes=peak_bytes,
         rank_peaks_bytes=peaks,
         limit_bytes=limits.memory_bytes,

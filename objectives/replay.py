@@ -65,7 +65,6 @@ class ReplayObjective:
             seq_len=self._table.seq_len or UNKNOWN_LENGTH,
             start_up_s=self._start_up_s,
             peak_bytes=run.memory_bytes,
-            launch_half_width=0.0,
         )
         if run.trial_cost_s is None:
             return result

@@ -120,7 +120,6 @@ class SimulatedObjective:
             seq_len=problem.profile.seq_len,
             start_up_s=settings.start_up_s,
             peak_bytes=needed,
-            launch_half_width=limits.launch_half_width,
         )
 
     def _bias(self, config: TrainConfig, of: str, sd: float) -> float:

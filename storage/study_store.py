@@ -19,6 +19,7 @@ from bo_tuner.config import TrainConfig
 from bo_tuner.errors import StoreError, StudyBusyError, UnreadableStudyError
 from bo_tuner.goal import THROUGHPUT, Goal
 from bo_tuner.hardware import Hardware
+from bo_tuner.launches import prior_of
 from bo_tuner.origin import REAL, Origin
 from bo_tuner.outcome import Outcome, TrialResult
 from bo_tuner.profile import ModelProfile
@@ -31,7 +32,7 @@ from bo_tuner.storage.manifest import Manifest
 from bo_tuner.storage.pauses import Pauses
 from bo_tuner.stored import must_be_readable
 from bo_tuner.text import did_you_mean, gib, rate
-from bo_tuner.trial import ATTEMPTS_KEY, RESULT_KEY, TrialRecord, best_of, holds, pareto_front, records_of
+from bo_tuner.trial import ATTEMPTS_KEY, RESULT_KEY, TrialRecord, best_of, holds, launch_noise, pareto_front, records_of
 
 if TYPE_CHECKING:
     import optuna
@@ -188,7 +189,12 @@ class StudyStore:
         """
         goal, trials, attributes = self.goal, self._trials(), self._user_attrs()
         with self._readable():
-            return [self._completed(record, attributes) for record in records_of(trials, goal)]
+            completed = [self._completed(record, attributes) for record in records_of(trials, goal)]
+        manifest = self._own_manifest()
+        if manifest is None or not manifest.origin.can_confirm:
+            return completed
+        noise = launch_noise(completed, prior_of(manifest.cluster.device))
+        return [replace(record, noise=noise) for record in completed]
 
     def _trials(self, *states: optuna.trial.TrialState) -> list[optuna.trial.FrozenTrial]:
         """Those in one of these states; of all states where none is given."""
@@ -217,14 +223,14 @@ class StudyStore:
     def _with_checks(self, record: TrialRecord, attributes: Mapping[str, Any]) -> TrialRecord:
         checks = attributes.get(f"{_CHECKS_KEY}{record.number}", {})
         limit_bytes: int | None = attributes.get(_LIMIT_KEY)
-        stored = checks.get("confirmation")
-        confirmation = TrialResult.from_dict(stored) if stored else None
-        if confirmation and limit_bytes and not holds(confirmation, limit_bytes):
-            confirmation = None  # a lower limit ended it: it is to be made again
+        stored = checks.get("confirmations", [checks["confirmation"]] if "confirmation" in checks else [])
+        confirmations = [TrialResult.from_dict(run) for run in stored]
+        if limit_bytes:  # what a lower limit ended is to be made again
+            confirmations = [run for run in confirmations if holds(run, limit_bytes)]
         return replace(
             record,
             repeats=tuple(TrialResult.from_dict(repeat) for repeat in checks.get("repeats", [])),
-            confirmation=confirmation,
+            confirmations=tuple(confirmations),
             memory_limit_bytes=limit_bytes,
         )
 
@@ -271,13 +277,13 @@ class StudyStore:
         return self._add_check(replace(record, repeats=(*record.repeats, result)))
 
     def confirm(self, record: TrialRecord, result: TrialResult) -> TrialRecord:
-        """Keep the longer run that a trial was confirmed by, or was not."""
-        return self._add_check(replace(record, confirmation=result))
+        """Keep a longer run that a trial was confirmed by, or was not."""
+        return self._add_check(replace(record, confirmations=(*record.confirmations, result)))
 
     def _add_check(self, record: TrialRecord) -> TrialRecord:
         checks: dict[str, Any] = {"repeats": [repeat.to_dict() for repeat in record.repeats]}
-        if record.confirmation is not None:
-            checks["confirmation"] = record.confirmation.to_dict()
+        if record.confirmations:
+            checks["confirmations"] = [run.to_dict() for run in record.confirmations]
         self._set_attr(f"{_CHECKS_KEY}{record.number}", checks)
         self._save_spent()
         return record

@@ -118,7 +118,7 @@ def test_the_best_by_energy_need_not_be_the_fastest() -> None:
 
 def test_a_best_that_is_slower_when_confirmed_has_the_value_of_its_confirmation() -> None:
     promised = record(0, 0.5, energy_j=100.0, goal=ENERGY)
-    confirmed = replace(promised, confirmation=result(1.0, energy_j=200.0, peak=700))
+    confirmed = replace(promised, confirmations=(result(1.0, energy_j=200.0, peak=700),))
     assert confirmed.standing_value == ENERGY.value(result(1.0, energy_j=200.0))
     assert confirmed.standing is not None and confirmed.standing.peak_memory_bytes == 700
     assert (confirmed.beside, promised.beside) == (", 122.9 tokens/J", ", 245.8 tokens/J")
@@ -137,7 +137,7 @@ def test_the_front_holds_what_nothing_beats_in_both_the_fastest_first() -> None:
 
 def test_a_front_counts_the_peak_of_all_runs() -> None:
     trials = [record(0, 0.5, peak=400, goal=BOTH), record(1, 0.4, peak=300, goal=BOTH)]
-    fuller = replace(trials[1], confirmation=result(0.4, peak=600))
+    fuller = replace(trials[1], confirmations=(result(0.4, peak=600),))
     assert [trial.number for trial in pareto_front(trials)] == [1]
     assert [trial.number for trial in pareto_front([trials[0], fuller])] == [1, 0]
 

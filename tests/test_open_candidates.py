@@ -158,7 +158,7 @@ def test_what_ran_with_more_than_a_limit_lowered_since_proves_that_it_does_not_f
 @pytest.mark.parametrize("outcome", MEMORY)
 def test_a_confirmation_that_ran_out_of_memory_is_a_proof_too(outcome: Outcome) -> None:
     confirmation = TrialResult(outcome=outcome, limit_bytes=LIMIT_BYTES)
-    record = replace(ran(config(0, 8)), confirmation=confirmation)
+    record = replace(ran(config(0, 8)), confirmations=(confirmation,))
     assert [proof.micro_batch_size for proof in memory_proofs([record], limit_bytes=LIMIT_BYTES).values()] == [8]
     assert all(open.micro_batch_size < 8 for open in opened().open([record]) if open.layout == config(0, 8).layout)
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import random
-import statistics
 
 import pytest
 
-from bo_tuner.precision import PRIOR, LaunchNoise, drift, settled_from
+from bo_tuner.precision import drift, settled_from
 
 TARGET = 0.02
 
@@ -73,35 +72,3 @@ def test_what_is_known_to_be_warm_up_stays_so() -> None:
 def test_drift_is_told_relative_to_the_median_over_the_whole_length() -> None:
     assert drift([1.0, 1.1, 1.2, 1.3, 1.4]) == pytest.approx(0.4 / 1.2)
     assert drift([2.0, 2.0, 40.0, 2.0, 2.0]) == 0
-
-
-# -- what launches differ by ---------------------------------------------------------------------------------------
-
-
-def launches(*medians: float) -> list[list[float]]:
-    return [[median * factor for factor in (0.9999, 1.0, 1.0001)] for median in medians]
-
-
-def test_without_repeats_the_prior_stands() -> None:
-    assert LaunchNoise.of([]) == LaunchNoise.of([launches(1.0)]) == PRIOR
-
-
-def test_many_repeats_outweigh_the_prior() -> None:
-    draw = random.Random(1)
-    found = LaunchNoise.of([launches(*(1 + 0.05 * draw.gauss(0, 1) for _ in range(60)))])
-    assert found.sd == pytest.approx(0.05, rel=0.25)
-    assert found.n_free == PRIOR.n_free + 59
-    assert found.half_width == pytest.approx(1.99 * found.sd, rel=0.01)
-
-
-def test_repeats_of_several_configs_are_pooled_relative_to_each() -> None:
-    found = LaunchNoise.of([launches(1.0, 1.04), launches(100.0, 104.0)])
-    one = LaunchNoise.of([launches(1.0, 1.04)])
-    assert found.n_free == PRIOR.n_free + 2
-    assert found.sd > one.sd > PRIOR.sd
-
-
-def test_what_the_steps_explain_is_not_counted_twice() -> None:
-    draw = random.Random(2)
-    wild = [[[draw.gauss(1, 0.1) for _ in range(9)] for _ in range(2)] for _ in range(50)]
-    assert LaunchNoise.of(wild).sd < 0.5 * statistics.stdev(statistics.median(times) for pair in wild for times in pair)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -8,8 +9,9 @@ from optuna.distributions import CategoricalDistribution
 from optuna.trial import TrialState, create_trial
 
 from bo_tuner.config import TrainConfig
+from bo_tuner.launches import LaunchNoise, prior_of
 from bo_tuner.outcome import Measurement, Outcome, TrialResult
-from bo_tuner.trial import TrialRecord, best_of, launch_noise, ranked, records_of
+from bo_tuner.trial import TrialRecord, best_of, launch_noise, ranked, records_of, reopened
 
 ROW_KEYS = [
     "number",
@@ -17,6 +19,7 @@ ROW_KEYS = [
     "outcome",
     "reason",
     "samples_per_s",
+    "trial_samples_per_s",
     "value",
     "step_time_s",
     "median_step_time_s",
@@ -79,6 +82,7 @@ def test_the_row_of_a_complete_trial_has_its_numbers() -> None:
         "outcome": "complete",
         "reason": "",
         "samples_per_s": 128.0,
+        "trial_samples_per_s": 128.0,
         "value": 128.0,
         "step_time_s": 0.5,
         "median_step_time_s": 0.5,
@@ -191,28 +195,28 @@ def test_nothing_complete_means_no_best() -> None:
 
 
 def confirmed(record: TrialRecord, step_time_s: float, *, peak: int = 500) -> TrialRecord:
-    return replace(record, confirmation=complete(9, step_time_s, peak=peak).result)
+    return replace(record, confirmations=(complete(9, step_time_s, peak=peak).result,))  # type: ignore[arg-type]  # it has one
 
 
 @pytest.mark.parametrize("again_s", [0.5, 0.4])
 def test_what_a_config_does_is_what_its_confirmation_says(again_s: float) -> None:
     record = confirmed(complete(0, 0.5), again_s)
     assert record.is_confirmed
-    assert record.samples_per_s == 128.0
-    assert record.standing_samples_per_s == pytest.approx(64 / again_s)
+    assert record.trial_samples_per_s == 128.0
+    assert record.samples_per_s == record.standing_samples_per_s == record.goal.value(record)
+    assert record.samples_per_s == pytest.approx(64 / again_s)
 
 
 def test_a_slower_confirmation_takes_the_place_of_the_promise() -> None:
     record = confirmed(complete(0, 0.5), 1.0)
     assert record.is_confirmed is False
-    assert (record.samples_per_s, record.standing_samples_per_s) == (128.0, 64.0)
+    assert (record.trial_samples_per_s, record.samples_per_s, record.standing_samples_per_s) == (128.0, 64.0, 64.0)
     assert best_of([record, complete(1, 0.8)]) == complete(1, 0.8)
 
 
 def noisy(number: int, step_time_s: float, *, half_width: float) -> TrialRecord:
-    measurement = replace(measured(step_time_s), launch_half_width=half_width)
-    result = TrialResult(outcome=Outcome.COMPLETE, measurement=measurement, peak_memory_bytes=500)
-    return TrialRecord(number=number, config=TrainConfig(micro_batch_size=number + 1), result=result)
+    noise = LaunchNoise(sd=half_width / 1.96, half_width=half_width / math.sqrt(2), far=0.0, n_free=9)
+    return replace(complete(number, step_time_s), noise=noise)
 
 
 def test_the_best_that_is_confirmed_gives_way_only_to_what_is_ahead_by_more_than_its_interval() -> None:
@@ -225,6 +229,53 @@ def test_the_best_that_is_confirmed_gives_way_only_to_what_is_ahead_by_more_than
     assert [record.number for record in ranked([slow, held, confirmed(lucky, 0.43)])] == [0, 1, 2]
 
 
+def test_several_confirmations_count_as_one_run_of_all_their_steps() -> None:
+    record = confirmed(complete(0, 0.5), 0.5)
+    again = replace(record, confirmations=(*record.confirmations, *confirmed(record, 0.7, peak=800).confirmations))
+    assert again.confirmation is not None and again.confirmation.measurement is not None
+    assert sorted(again.confirmation.measurement.slowest_s) == [0.5] * 3 + [0.7] * 3
+    assert again.samples_per_s == pytest.approx(64 / 0.6)
+    assert again.peak_memory_bytes == 800
+
+
+def test_a_confirmation_that_failed_leaves_the_trial_its_figure_and_takes_its_standing() -> None:
+    record = confirmed(complete(0, 0.5), 0.5)
+    failed = replace(record, confirmations=(*record.confirmations, ended(0, Outcome.OOM).result))  # type: ignore[arg-type]  # it has one
+    assert (failed.samples_per_s, failed.standing_samples_per_s, failed.is_confirmed) == (128.0, None, False)
+
+
+def test_intervals_and_bounds_of_trials_that_ran_follow_what_is_known_of_launches() -> None:
+    record = replace(complete(0, 0.5), noise=prior_of("cuda").given([]))
+    pruned = replace(
+        record,
+        result=replace(
+            record.result, outcome=Outcome.PRUNED, bound_samples_per_s=200.0, steps_bound_samples_per_s=130.0
+        ),
+    )  # type: ignore[type-var]  # it has one
+    repeated = [complete(9, step_s).result for step_s in (0.5, 0.504, 0.496, 0.5, 0.502, 0.498)]
+    quiet = launch_noise([replace(record, repeats=tuple(repeated))], prior_of("cuda"))  # type: ignore[arg-type]  # they have
+    before, after = (replace(record, noise=noise).samples_per_s_interval for noise in (record.noise, quiet))
+    assert before is not None and after is not None
+    assert before[0] < after[0] < 128.0 < after[1] < before[1]
+    bounds = [replace(pruned, noise=noise).bound_samples_per_s or 0.0 for noise in (record.noise, quiet)]
+    assert bounds[0] > bounds[1] > after[1]
+
+
+def test_a_trial_that_was_ended_early_is_open_again_while_its_bound_is_above_the_best() -> None:
+    noise = LaunchNoise(sd=0.02, half_width=0.04, far=0.05, n_free=9)
+    best = replace(complete(0, 0.5), noise=noise)
+    result = replace(
+        complete(1, 0.55).result, outcome=Outcome.PRUNED, bound_samples_per_s=120.0, steps_bound_samples_per_s=117.0
+    )  # type: ignore[type-var]  # it has one
+    early = replace(complete(1, 0.55), result=result, noise=noise)
+    assert reopened([best, early]) == []
+    fallen = confirmed(best, 0.53)
+    assert reopened([fallen, early]) == [early]
+    long = replace(early, result=replace(result, step_limit_s=20.0))
+    assert reopened([fallen, long]) == [], "its steps are too long, however fast it is"
+    assert reopened([fallen, early, replace(complete(2, 0.55), config=early.config)]) == [], "it has run to its end"
+
+
 def test_the_peak_is_that_of_all_runs_and_counts_against_todays_limit() -> None:
     record = confirmed(complete(0, 0.5, peak=500), 0.5, peak=900)
     assert record.peak_memory_bytes == 900
@@ -234,7 +285,8 @@ def test_the_peak_is_that_of_all_runs_and_counts_against_todays_limit() -> None:
 
 
 def test_what_launches_differ_by_is_told_by_repeats_and_confirmations() -> None:
-    alone = launch_noise([complete(0, 0.5), complete(1, 0.7)])
+    prior = prior_of("cuda")
+    alone = launch_noise([complete(0, 0.5), complete(1, 0.7)], prior)
     repeated = replace(complete(0, 0.5), repeats=(complete(0, 0.55).result,))  # type: ignore[arg-type]  # it has one
-    assert launch_noise([confirmed(repeated, 0.6)]).n_free == alone.n_free + 2
-    assert launch_noise([confirmed(repeated, 0.6)]).sd > alone.sd
+    assert launch_noise([confirmed(repeated, 0.6)], prior).n_free == alone.n_free + 2
+    assert launch_noise([confirmed(repeated, 0.6)], prior).sd > alone.sd

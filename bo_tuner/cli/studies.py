@@ -118,7 +118,7 @@ def export_text(record: TrialRecord, origin: Origin) -> str:
     """What is known of a config that is handed over: its speed, whether that was confirmed, and the memory it leaves free; and whether
     anybody has measured it."""
     margin = margin_text(record, last_limit_bytes([record]))
-    known = f"{record.config.name}: {ending(record.result, record.goal)}, {confirmation_text(record, origin)}; {margin}"
+    known = f"{record.config.name}: {ending(record)}, {confirmation_text(record, origin)}; {margin}"
     return f"{origin.warning}\n{known}" if origin.warning else known
 
 

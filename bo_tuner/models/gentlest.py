@@ -7,12 +7,11 @@ import math
 import numpy as np
 
 from bo_tuner.models.choices import Floats
-from bo_tuner.precision import PRIOR
 
 __all__ = ["AS_EXPECTED", "AS_MEASURED", "gentlest"]
 
-AS_MEASURED = math.log(1 + PRIOR.half_width)
-"""Of logarithms of rates: what launches of one config usually differ by, so that no trial can tell such configs apart."""
+AS_MEASURED = math.log(1.03)
+"""Of logarithms of rates: about what launches of one config differ by on a quiet machine, so that no trial can tell such configs apart."""
 AS_EXPECTED = math.log(1.1)
 """By which the expectations of two configs must differ to count, before anything was measured: about what the cost model is off by."""
 _EQUAL = 1e-9

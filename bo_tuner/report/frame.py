@@ -64,7 +64,7 @@ class StudyFrame:
         if best is None:
             lines.append(pen.line("best", without_value(self.snapshot.records) or "nothing has completed yet"))
         else:
-            lines.append(pen.line("best", f"trial {_name(best)}, {ending(best.result, best.goal)}", style="bold"))
+            lines.append(pen.line("best", f"trial {_name(best)}, {ending(best)}", style="bold"))
         budget = self.snapshot.budget
         lines.append(pen.line("budget", budget.used(spent), fraction=budget.fraction_used(spent), style="cyan"))
         if not self.is_over:

@@ -94,7 +94,7 @@ def _standing(study: ReportedStudy) -> str:
 def _answer(answer: Answer, study: ReportedStudy) -> dict[str, Any]:
     config, measured = answer.best.config, answer.measurement
     manifest = study.manifest
-    low, high = measured.samples_per_s_interval
+    low, high = answer.best.samples_per_s_interval or (0.0, 0.0)
     settings, reason = _settings(config, study)
     return {
         "kind": f"{manifest.goal.measure.superlative} config that fits",
@@ -244,7 +244,7 @@ def _trials(records: Sequence[TrialRecord], *, n_ranks: int) -> list[dict[str, A
     rows: list[dict[str, Any]] = []
     for record in records:
         result, value, of_goal = record.result, record.samples_per_s, record.goal.value(record)
-        measured = result.measurement if result and value is not None else None
+        measured = record.told.measurement if record.told and value is not None else None
         outcome = result.outcome.value if result else "no result"
         peak = record.peak_memory_bytes or 0
         batch = record.config.global_batch(n_ranks)
@@ -258,7 +258,7 @@ def _trials(records: Sequence[TrialRecord], *, n_ranks: int) -> list[dict[str, A
                 "batch": batch,
                 "outcome": outcome,
                 "tone": _TONES.get(outcome, "bad") if result else "calm",
-                "rate": (f"{_number(value)} {plus_minus(measured)}", value)
+                "rate": (f"{_number(value)} {plus_minus(record)}", value)
                 if value is not None and measured
                 else (_NONE, -1),
                 "value": (_NONE, -1) if of_goal is None else (record.goal.measure.number(of_goal), of_goal),

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import TextIO
 
 from bo_tuner.engine import Snapshot
-from bo_tuner.goal import Goal
 from bo_tuner.outcome import TrialResult
 from bo_tuner.report.standing import confirmation_text, plus_minus
 from bo_tuner.text import gib, rate
@@ -64,7 +63,7 @@ class LineProgress:
         """Add a line."""
         best = best_of(snapshot.records)
         mark = " *" if best is not None and best.number == record.number else ""
-        text = f"trial {record.number:>3}  {record.config.name:<18} {ending(record.result, record.goal)}{mark}"
+        text = f"trial {record.number:>3}  {record.config.name:<18} {ending(record)}{mark}"
         self._write(f"{text}   [{snapshot.budget.left(snapshot.spent)}]\n")
 
     def ran_again(self, record: TrialRecord, snapshot: Snapshot) -> None:
@@ -75,14 +74,20 @@ class LineProgress:
         """The lines stand."""
 
 
-def ending(result: TrialResult | None, goal: Goal) -> str:
-    """How a trial ended, in a few words: its samples/s, the goal's own value beside it, and memory; or why it did not complete."""
+def ending(record: TrialRecord, run: TrialResult | None = None) -> str:
+    """How a trial ended, in a few words: its samples/s, the goal's own value beside it, and memory; or why it did not complete.
+
+    Args:
+        record: The trial.
+        run: One of its runs; None for what stands for its config.
+    """
+    result = run or record.told
     if result is None:
         return "no result yet"
     if result.samples_per_s is not None:
         memory = f", {gib(result.peak_memory_bytes)}" if result.peak_memory_bytes else ""
-        spread = f" {plus_minus(result.measurement)}" if result.measurement else ""
-        return f"{rate(result.samples_per_s)}{spread}{goal.beside(result)}{memory}"
+        spread = f" {plus_minus(record, run)}"
+        return f"{rate(result.samples_per_s)}{spread}{record.goal.beside(result)}{memory}"
     return f"{result.outcome.value}: {result.reason}"
 
 
@@ -90,4 +95,4 @@ def running_again(record: TrialRecord, purpose: str) -> str:
     """What another run of a trial's config showed, in a few words."""
     if purpose == "confirm":
         return confirmation_text(record)
-    return f"{ending(record.repeats[-1], record.goal)} (repeated, to see what launches differ by)"
+    return f"{ending(record, record.repeats[-1])} (repeated, to see what launches differ by)"

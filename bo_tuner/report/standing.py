@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from bo_tuner.goal import Goal
 from bo_tuner.origin import REAL, Origin
-from bo_tuner.outcome import Measurement
+from bo_tuner.outcome import Measurement, TrialResult
 from bo_tuner.text import count, gib, rate
 from bo_tuner.trial import TrialRecord, goal_of, last_limit_bytes, memory_margin
 
 __all__ = ["as_deepspeed_counts", "confirmation_text", "margin_text", "plus_minus", "remarks", "without_value"]
 
 
-def plus_minus(measurement: Measurement) -> str:
-    """Half of the 95 % interval of the step time: "+-1.3 %"; "+-?" where one step says nothing."""
-    low, high = measurement.step_time_interval_s
-    half_pct = 50 * (high - low) / measurement.step_time_s if measurement.step_time_s else math.inf
+def plus_minus(record: TrialRecord, run: TrialResult | None = None) -> str:
+    """Half of the 95 % interval of a complete trial's rate: "+-1.3 %"; "+-?" where one step says nothing, nothing for other trials.
+
+    Args:
+        record: The trial.
+        run: One of its runs; None for what stands for its config.
+    """
+    interval = record.samples_per_s_interval if run is None else record.interval_of(run)
+    value = (run or record).samples_per_s
+    if interval is None or not value:
+        return ""
+    half_pct = 50 * (interval[1] - interval[0]) / value
     return f"+-{half_pct:.2g} %" if half_pct < 100 else "+-?"  # ASCII: it goes to any terminal and file
 
 
@@ -35,8 +42,14 @@ def confirmation_text(record: TrialRecord, origin: Origin = REAL) -> str:
         return "not confirmed by a longer run"
     if again.samples_per_s is None:
         return f"not confirmed: its longer run ended as {again.outcome.value}: {again.reason}"
-    verdict = "confirmed at" if record.is_confirmed else "not confirmed: slower in a longer run, at"
-    return f"{verdict} {rate(again.samples_per_s)}{record.goal.beside(again)}"
+    runs = "a longer run" if len(record.confirmations) == 1 else f"{len(record.confirmations)} longer runs"
+    verdict = "confirmed at" if record.is_confirmed else f"not confirmed: slower in {runs}, at"
+    held = f"{verdict} {rate(again.samples_per_s)}{record.goal.beside(again)}"
+    return (
+        held
+        if record.trial_samples_per_s is None
+        else f"{held}, where its trial had {rate(record.trial_samples_per_s)}"
+    )
 
 
 def margin_text(record: TrialRecord, limit_bytes: int | None) -> str:

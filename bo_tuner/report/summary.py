@@ -27,7 +27,6 @@ from bo_tuner.trial import (
     best_of,
     goal_of,
     last_limit_bytes,
-    launch_noise,
     memory_margin,
     pareto_front,
     ranked,
@@ -49,7 +48,6 @@ def study_to_dict(
     """What `tune --json` and `show --json` print."""
     best = best_of(records)
     limit_bytes = last_limit_bytes(records)
-    noise = launch_noise(records)
     return {
         "study": name,
         "origin": origin.kind,
@@ -62,7 +60,7 @@ def study_to_dict(
         "pareto": [record.number for record in pareto_front(records)] if goal.has_front else None,
         "memory_limit_bytes": limit_bytes,
         "memory_margin_bytes": memory_margin(best, limit_bytes) if best else None,
-        "launches_differ_by": {"sd_fraction": round(noise.sd, 5), "degrees_of_freedom": noise.n_free},
+        "launches_differ_by": _noise(records),
         "excluded": [
             {
                 "layout": layout.layout_name,
@@ -73,6 +71,18 @@ def study_to_dict(
             for layout, proof, n_excluded in excluded(records, candidates, limit_bytes=limit_bytes or 0)
         ],
         "trials": [record.to_dict() for record in records],
+    }
+
+
+def _noise(records: Sequence[TrialRecord]) -> dict[str, float] | None:
+    """What launches of one config differ by; None before the first trial, and where nothing differs."""
+    noise = records[0].noise if records else None
+    if noise is None:
+        return None
+    return {
+        "sd_fraction": round(noise.sd, 5),
+        "half_width_fraction": round(noise.half_width, 5),
+        "degrees_of_freedom": noise.n_free,
     }
 
 
@@ -113,7 +123,7 @@ def trials_table(records: Sequence[TrialRecord], *, n_ranks: int) -> str:
     for record in records:
         result = record.result
         value = record.samples_per_s
-        measurement = result.measurement if result and value is not None else None
+        measurement = record.told.measurement if record.told and value is not None else None
         rows.append(
             (
                 f"{record.number}{marks.get(record.number, '')}",
@@ -121,7 +131,7 @@ def trials_table(records: Sequence[TrialRecord], *, n_ranks: int) -> str:
                 str(record.config.global_batch(n_ranks)),
                 result.outcome.value if result else "-",
                 f"{value:.4g}" if value is not None else "-",
-                plus_minus(measurement) if measurement else "-",
+                plus_minus(record) or "-",
                 *([goal.cell(record)] if goal.has_own_value else []),
                 as_deepspeed_counts(measurement) if measurement else "-",
                 f"{measurement.step_time_s * 1000:.0f} ms" if measurement else "-",
@@ -171,9 +181,7 @@ def summary_text(
     best = best_of(records)
     if best is not None:
         per_rank = " a rank" if best.result and best.result.peak_memory_bytes else ""
-        lines.append(
-            f"best: {best.config.name}, {ending(best.result, goal)}{per_rank}, {confirmation_text(best, origin)}"
-        )
+        lines.append(f"best: {best.config.name}, {ending(best)}{per_rank}, {confirmation_text(best, origin)}")
         lines.append(margin_text(best, limit_bytes))
     elif without_value(records):
         lines.append(f"no best: {without_value(records)}")

@@ -11,7 +11,7 @@ from optuna.samplers import BaseSampler
 from bo_tuner.config import TrainConfig
 from bo_tuner.open_candidates import OpenCandidates
 from bo_tuner.space import distributions
-from bo_tuner.trial import TrialRecord, best_of, records_of
+from bo_tuner.trial import TrialRecord, ranked, records_of
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -60,16 +60,17 @@ class CandidateSampler(BaseSampler):
         """
         return None
 
-    def best(self, records: Sequence[TrialRecord]) -> TrialRecord | None:
-        """The complete trial whose config should be the best when it runs again: of noisy ones not always the best as measured.
+    def promising(self, records: Sequence[TrialRecord]) -> list[TrialRecord]:
+        """The complete trials, the one whose config should be the best when it runs again first: of noisy ones not always the best as measured.
 
         Args:
             records: All trials so far.
-
-        Returns:
-            None where none is complete.
         """
-        return best_of(records)
+        return ranked(records)
+
+    def best(self, records: Sequence[TrialRecord]) -> TrialRecord | None:
+        """The first of the promising; None where no trial is complete."""
+        return next(iter(self.promising(records)), None)
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """All fields are chosen together."""

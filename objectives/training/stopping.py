@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bo_tuner.launches import far_by_steps
 from bo_tuner.outcome import TrialLimits
 from bo_tuner.pace import pace
 from bo_tuner.precision import settled_from
@@ -68,6 +69,8 @@ class StoppingRule:
         """Step times do not drift any more, as far as the newest steps show."""
         self.is_done = False
         """The trial may end."""
+        self.steps_bound_samples_per_s: float | None = None
+        """What its steps alone leave it to reach at most, once `bound_samples_per_s` is known."""
         self.bound_samples_per_s: float | None = None
         """Once it is known that the trial is slower than the incumbent: it is slower than this."""
 
@@ -144,8 +147,7 @@ class StoppingRule:
         later, incumbent = self._slowest_s[1:], self._limits.incumbent_samples_per_s
         if incumbent is None or not 0 < len(later) <= len(_SURELY_SLOWER) or min(later) < _SURELY_LONG_S:
             return
-        margin = math.hypot(_SURELY_SLOWER[len(later) - 1], self._limits.launch_half_width)
-        self._end_if_slower(min(later) / (1 + margin), incumbent)
+        self._end_if_slower(min(later), math.log1p(_SURELY_SLOWER[len(later) - 1]), incumbent)
 
     def _judge_interval(self) -> None:
         times_s = max(([step.total_s for step in row] for row in self.measured()), key=math.fsum)
@@ -157,11 +159,13 @@ class StoppingRule:
         is_narrow = 2 * found.half_width_s <= self._limits.precision_target * found.mean_s
         if has_seen and is_narrow and len(times_s) >= self._limits.min_steps:
             self.is_done = True
-        elif incumbent is not None:
-            half_s = math.hypot(found.half_width_s, self._limits.launch_half_width * found.mean_s)
-            self._end_if_slower(found.mean_s - half_s, incumbent)
+        elif incumbent is not None and found.half_width_s < found.mean_s:
+            self._end_if_slower(found.mean_s, far_by_steps(found.mean_s, found.mean_s - found.half_width_s), incumbent)
 
-    def _end_if_slower(self, fastest_s: float, incumbent: float) -> None:
+    def _end_if_slower(self, step_s: float, steps: float, incumbent: float) -> None:
+        """By the step time and how much lower, in logarithms, its steps leave it; launches differ beside that."""
+        fastest_s = step_s * math.exp(-math.hypot(steps, self._limits.launch_half_width))
         if fastest_s > self._global_batch / incumbent:
+            self.steps_bound_samples_per_s = self._global_batch / (step_s * math.exp(-steps))
             self.bound_samples_per_s = self._global_batch / fastest_s
             self.is_done = True

@@ -45,7 +45,7 @@ class Analytic:
 
     `bytes_of` a ZeRO stage are needed before the first sample. `script` overrides: how the first runs of a config end, in
     turn; "*" stands for every config. `interrupts_at` is the number of the call that Ctrl-C hits. `slowed` tells by which factors the
-    runs of a config take longer than they should, in turn; `half_width` what every run claims for its interval, `wall_s` for its length.
+    runs of a config take longer than they should, in turn; `wall_s` is how long every run takes.
     """
 
     def __init__(
@@ -55,7 +55,6 @@ class Analytic:
         script: Mapping[str, list[Outcome]] | None = None,
         interrupts_at: int | None = None,
         slowed: Mapping[str, list[float]] | None = None,
-        half_width: float | None = None,
         wall_s: float = 1.0,
     ) -> None:
         self.calls: list[str] = []
@@ -64,7 +63,6 @@ class Analytic:
         self._script = {name: list(outcomes) for name, outcomes in (script or {}).items()}
         self._interrupts_at = interrupts_at
         self._slowed = {name: list(factors) for name, factors in (slowed or {}).items()}
-        self._half_width = half_width
         self._wall_s = wall_s
 
     def __call__(self, config: TrainConfig, *, limits: TrialLimits, on_event: EventSink) -> TrialResult:
@@ -95,7 +93,6 @@ class Analytic:
             step_times_s=times,
             engine_times_s=times,
             peak_memory_bytes=(used,) * N_RANKS,
-            launch_half_width=self._half_width or limits.launch_half_width,
         )
         return TrialResult(
             outcome=Outcome.COMPLETE,

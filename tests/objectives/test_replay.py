@@ -29,7 +29,7 @@ def test_the_rate_is_the_tables_and_known_exactly(table: MeasuredTable) -> None:
     result = looked_up(table, BEST)
     assert result.samples_per_s == 40
     assert result.measurement is not None
-    assert result.measurement.samples_per_s_interval == (40, 40)
+    assert result.measurement.step_time_interval_s == (result.measurement.step_time_s,) * 2
     assert result.peak_memory_bytes == 12 * 2**30
 
 

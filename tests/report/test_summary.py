@@ -188,12 +188,14 @@ def test_plain_data_has_null_where_nothing_completed_and_survives_json(records: 
 def test_plain_data_tells_how_well_the_best_is_known_and_what_memory_it_leaves(records: list[TrialRecord]) -> None:
     assert records[1].result is not None
     slower = replace(complete(1, config(1, 4), step_s=0.5), number=1).result
-    records[1] = replace(records[1], confirmation=slower)
+    assert slower is not None
+    records[1] = replace(records[1], confirmations=(slower,))
     data = json.loads(json.dumps(study_to_dict("mine", records, CANDIDATES, budget=None, spent=Spent())))
     assert data["memory_margin_bytes"] == 2 * GIB
     best = data["best"]
-    assert best["samples_per_s_interval"] == [32.0, 32.0]
-    assert best["engine_samples_per_s"] == pytest.approx(40)
+    assert best["samples_per_s_interval"] == [16.0, 16.0]
+    assert (best["value"], best["samples_per_s"], best["trial_samples_per_s"]) == (16.0, 16.0, 32.0)
+    assert best["engine_samples_per_s"] == pytest.approx(20)
     assert (best["confirmed"], best["confirmation"]["samples_per_s"]) == (False, 16.0)
 
 

@@ -176,9 +176,9 @@ def hover_text(record: TrialRecord, *, n_ranks: int) -> str:
     lines.append(f"{batch} = {config.global_batch(n_ranks)} samples a step")
     if result is None:
         return "<br>".join([*lines, "no result yet"])
-    measurement = result.measurement
-    if record.samples_per_s is not None and measurement is not None:
-        low, high = measurement.samples_per_s_interval
+    measurement, interval = (record.told or result).measurement, record.samples_per_s_interval
+    if record.samples_per_s is not None and measurement is not None and interval is not None:
+        low, high = interval
         lines.append(f"{rate(record.samples_per_s)} ({rate(low)} to {rate(high)} with 95 %)")
         lines.append(f"step {seconds(measurement.step_time_s)}{record.goal.beside(record)}")
     else:

@@ -6,7 +6,6 @@ import html
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from bo_tuner.outcome import Outcome
 from bo_tuner.report.figures.style import (
     NEUTRAL,
     base_figure,
@@ -173,11 +172,7 @@ def _draw_bounds(figure: go.Figure, records: Sequence[TrialRecord], n_ranks: int
     """Trials that were ended early because they could not win, at the rate that they cannot exceed."""
     import plotly.graph_objects as go
 
-    pruned = [
-        (record, record.result.bound_samples_per_s)
-        for record in records
-        if record.result and record.result.outcome is Outcome.PRUNED and record.result.bound_samples_per_s is not None
-    ]
+    pruned = [(record, record.bound_samples_per_s) for record in records if record.bound_samples_per_s is not None]
     if pruned:
         figure.add_trace(
             go.Scatter(

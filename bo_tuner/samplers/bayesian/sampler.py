@@ -11,6 +11,7 @@ import numpy as np
 
 from bo_tuner.config import TrainConfig
 from bo_tuner.goal import Goal
+from bo_tuner.launches import EXACT, LaunchNoise
 from bo_tuner.models.choices import Flags, Floats, Problem
 from bo_tuner.models.gentlest import AS_EXPECTED, AS_MEASURED, gentlest
 from bo_tuner.open_candidates import OpenCandidates
@@ -97,12 +98,13 @@ class BayesianSampler(CandidateSampler):
         learnt, best = self._learnt(known)
         return chance_of_gain(learnt.predict(there), self._runs(known, scales, there), best + math.log1p(min_gain))
 
-    def best(self, records: Sequence[TrialRecord]) -> TrialRecord | None:
-        """The complete trial of the highest rate, noise left out; of two measures the first counts."""
+    def promising(self, records: Sequence[TrialRecord]) -> list[TrialRecord]:
+        """The complete trials by their rate, noise left out; of two measures the first counts."""
         known = _Known.of(self._candidates.standing(records), self._map, self.goal)
         if not known.complete:
-            return None
-        return known.complete[int(np.argmax(Regression(known.measured, self._beliefs).log_rates))]
+            return []
+        order = np.argsort(-Regression(known.measured, self._beliefs).log_rates, kind="stable")
+        return [known.complete[int(place)] for place in order]
 
     def _worth_weighing(
         self, candidates: Sequence[TrainConfig], scales: MemoryScales
@@ -235,7 +237,7 @@ def _worth(record: TrialRecord, goal: Goal, first: float) -> tuple[float, float]
         if scores is not None:
             shares = zip((first, 1 - first), scores, strict=False)
             logs.append(sum(share * math.log(score) for share, score in shares))
-            weights.append(_sd(run) ** -2)
+            weights.append(_sd(run, record.noise) ** -2)
     return (float(np.average(logs, weights=weights)), sum(weights) ** -0.5) if logs else None
 
 
@@ -243,17 +245,16 @@ def _bound(record: TrialRecord, goal: Goal) -> float | None:
     """Logarithm of what a trial is known to be worth less than; infinite while it runs, None where it is measured or did not run."""
     if record.result is None:
         return math.inf
-    bounds = goal.bounds(record.result) if record.has_run and goal.follows_rate else None
+    ended = replace(record.result, bound_samples_per_s=record.bound_samples_per_s)
+    bounds = goal.bounds(ended) if record.has_run and goal.follows_rate else None
     return None if bounds is None else math.log(bounds[0])
 
 
-def _sd(run: TrialResult) -> float:
-    """Of a measured log rate: a 95 % interval is 3.92 of them wide."""
+def _sd(run: TrialResult, noise: LaunchNoise | None) -> float:
+    """Of a measured log rate, about what all launches of its config come to."""
     assert run.measurement is not None
-    low, high = run.measurement.samples_per_s_interval
-    if not 0 < low <= high < math.inf:
-        return _MOST_SD
-    return min(max(math.log(high / low) / 3.92, _USUAL_SD), _MOST_SD)
+    sd = (noise or EXACT).sd_of(run.measurement.step_time_s, run.measurement.step_time_interval_s)
+    return min(max(sd, _USUAL_SD), _MOST_SD)
 
 
 def _start_up_s(result: TrialResult) -> float:

@@ -27,7 +27,7 @@ def rates_of(records: Iterable[TrialRecord]) -> dict[TrainConfig, float | None]:
 def _rate(record: TrialRecord) -> float | None:
     if record.result is None or not record.has_run:
         return None
-    return record.samples_per_s or record.result.bound_samples_per_s or 0.0
+    return record.samples_per_s or record.bound_samples_per_s or 0.0
 
 
 class RuleSampler(CandidateSampler):

@@ -11,6 +11,7 @@ import numpy as np
 
 from bo_tuner.config import TrainConfig, ZeroStage
 from bo_tuner.goal import THROUGHPUT, Goal
+from bo_tuner.launches import LaunchNoise
 from bo_tuner.models.choices import Choices, Problem
 from bo_tuner.models.cost import times_of
 from bo_tuner.models.gentlest import AS_EXPECTED
@@ -138,11 +139,10 @@ def test_expectations_decide_the_first_trial_only_where_there_are_any() -> None:
     assert not sampler_of(None).expects
 
 
-def noisy(config: TrainConfig, step_s: float, half_width: float) -> TrialResult:
+def steady(config: TrainConfig, step_s: float) -> TrialResult:
     result = complete(config, step_s)
     assert result.measurement is not None
-    measurement = replace(result.measurement, step_times_s=((step_s,) * 6,), launch_half_width=half_width)
-    return replace(result, measurement=measurement)
+    return replace(result, measurement=replace(result.measurement, step_times_s=((step_s,) * 6,)))
 
 
 def test_the_luckiest_of_noisy_trials_is_not_taken_for_the_best_and_that_of_exact_ones_is() -> None:
@@ -150,11 +150,15 @@ def test_the_luckiest_of_noisy_trials_is_not_taken_for_the_best_and_that_of_exac
     chosen = [record.config for record in go_on(sampler, [], 5, by(BELIEVED))]
     best_rate = max(rate_of(config, BELIEVED) for config in chosen)
     slow = next(config for config in CONFIGS if rate_of(config, BELIEVED) < 0.8 * best_rate)
-    for half_width, is_believed in ((0.3, False), (0.001, True)):
+    for sd, is_believed in ((0.15, False), (0.0005, True)):
+        noise = LaunchNoise(sd=sd, half_width=2 * sd, far=3 * sd, n_free=9)
         rates = {config: rate_of(config, BELIEVED) for config in chosen} | {slow: 1.02 * best_rate}
         records = [
             TrialRecord(
-                number=number, config=config, result=noisy(config, config.global_batch(N_RANKS) / rate, half_width)
+                number=number,
+                config=config,
+                result=steady(config, config.global_batch(N_RANKS) / rate),
+                noise=noise,
             )
             for number, (config, rate) in enumerate(rates.items())
         ]
@@ -168,7 +172,7 @@ def test_all_runs_of_a_config_say_together_how_fast_it_is() -> None:
     records = go_on(sampler, [], 2, by(BELIEVED))
     best, other = sorted(records, key=lambda record: -(record.samples_per_s or 0.0))
     assert sampler.best(records) == best
-    again = noisy(best.config, 1.5 * best.config.global_batch(N_RANKS) / (best.samples_per_s or 0.0), 0.02)
+    again = steady(best.config, 1.5 * best.config.global_batch(N_RANKS) / (best.samples_per_s or 0.0))
     assert sampler.best([replace(best, repeats=(again,)), other]) == other
     assert sampler.best([]) is None
 
