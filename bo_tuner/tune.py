@@ -274,7 +274,7 @@ def tune(
         data_timeout: Seconds that the data may take to give a micro-batch.
         first_step_timeout: Seconds that a rank may take for its first step without getting on, whatever it does; None for 60, more for a
             large model, and 600 while it compiles (`torch.compile`, ops that are built when they are first used).
-        seq_len: Tokens per sample; None for the model's longest, at most 2048, or for those of `data`.
+        seq_len: Tokens per sample; None for the model's longest, at most 2048 on GPUs and 128 on a CPU, or for those of `data`.
         precision: `auto`, `fp32`, `bf16` or `fp16`; `auto` is fp32 on a CPU, else bf16 where the GPU has it, else fp16.
         optimizer: `adamw` or `adam` (torch's, fused on GPUs), `fused_adam` (DeepSpeed's, compiled at its first use), or a function, or `FILE.py:FUNCTION`, that takes the parameters and returns a torch optimizer.
         zero_stages: ZeRO stages to try.

@@ -27,6 +27,8 @@ UNKNOWN_LENGTH = 1
 
 _LENGTH_FIELDS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
 _LONGEST_USUAL = 2048
+_LONGEST_USUAL_ON_CPU = 128
+"""Steps of a whole context take seconds to minutes on a CPU, where nobody trains for long."""
 _COUNT_FROM_PADDING = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "roberta-prelayernorm", "longformer")
 """Their first position is pad_token_id + 1, so as many positions are never used."""
 
@@ -117,6 +119,10 @@ class ModelSpec:
     def usual_seq_len(self) -> int:
         """Tokens of a sample by default: the longest, but at most 2048."""
         return min(self.longest_seq_len or _LONGEST_USUAL, _LONGEST_USUAL)
+
+    def made_up_seq_len(self, device: str) -> int:
+        """The same of samples that are made up, on such a device: at most 128 on a CPU. The user's data is asked for the usual length."""
+        return min(self.usual_seq_len, _LONGEST_USUAL_ON_CPU) if device == "cpu" else self.usual_seq_len
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -193,6 +193,8 @@ def test_the_longest_sequence_is_read_under_any_of_its_names(field: str) -> None
 )
 def test_the_usual_sequence_is_the_longest_and_at_most_2048(architecture: dict[str, Any], usual: int) -> None:
     assert spec(**architecture).usual_seq_len == usual
+    assert spec(**architecture).made_up_seq_len("cuda") == usual
+    assert spec(**architecture).made_up_seq_len("cpu") == min(usual, 128)
 
 
 @pytest.mark.parametrize("seq_len", [1, 511, 512])

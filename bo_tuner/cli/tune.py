@@ -101,7 +101,10 @@ def tune(
     ] = None,
     seq_len: Annotated[
         int | None,
-        typer.Option(help="Tokens per sample.", show_default="the model's longest, at most 2048, or the data's"),
+        typer.Option(
+            help="Tokens per sample.",
+            show_default="the model's longest, at most 2048 on GPUs, 128 on a CPU, or the data's",
+        ),
     ] = None,
     precision: Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.")] = "auto",
     optimizer: Annotated[

@@ -206,14 +206,15 @@ class TuneOptions:
         space.candidates(cluster, DeepSpeedBackEnd())  # says at once if there are none
         return space
 
-    def length_of(self, spec: ModelSpec) -> int:
-        """Tokens of a sample, as far as they are known without the model.
+    def length_of(self, spec: ModelSpec, device: str = "cpu") -> int:
+        """Tokens of a sample on such a device, as far as they are known without the model.
 
         Raises:
             ConfigError: The model has no positions for so many.
         """
         is_length_known = spec.source == "config" and self.data is None
-        length = self.seq_len if self.seq_len is not None else spec.usual_seq_len if is_length_known else UNKNOWN_LENGTH
+        usual = spec.made_up_seq_len(device) if is_length_known else UNKNOWN_LENGTH
+        length = self.seq_len if self.seq_len is not None else usual
         check_seq_len(spec, length)
         return length
 
@@ -223,12 +224,13 @@ class TuneOptions:
         Raises:
             ConfigError: Data or optimizer cannot be used.
         """
-        offered = self.seq_len if self.seq_len is not None else spec.usual_seq_len if spec.source == "config" else None
+        usual = spec.usual_seq_len if spec.source == "config" else None
+        offered = self.seq_len if self.seq_len is not None else usual
         is_known = isinstance(self.optimizer, str) and self.optimizer in OPTIMIZERS
         return Workload(
             model=spec,
             n_parameters=0,
-            seq_len=self.length_of(spec),
+            seq_len=self.length_of(spec, cluster.device),
             precision=cluster.usual_precision if self.precision == "auto" else self.precision,  # type: ignore[arg-type]  # checked
             optimizer=str(self.optimizer) if is_known else named("--optimizer", self.optimizer, folder),
             data=None if self.data is None else named("--data", self.data, folder),

@@ -59,7 +59,8 @@ def traced(workload: Workload, folder: Path, *, seq_len: int | None, device: Dev
             spec = replace(spec, architecture=architecture_of(model), digest=digest(model))
         if workload.data is None and not spec.architecture:
             raise JobError("none of transformers' models with a loss, so samples for it cannot be made up: give --data")
-        offered = seq_len if seq_len is not None else spec.usual_seq_len if spec.architecture else None
+        usual = spec.made_up_seq_len(device) if workload.data is None else spec.usual_seq_len
+        offered = seq_len if seq_len is not None else usual if spec.architecture else None
         if offered is not None:
             check_seq_len(spec, offered)
         source = {**sources.model, "architecture": spec.architecture}

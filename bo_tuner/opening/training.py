@@ -77,8 +77,19 @@ class Opening:
 
     @property
     def notes(self) -> Sequence[str]:
-        """Nothing is supposed."""
-        return ()
+        """That samples are shorter than the model allows, where nobody said how long they are."""
+        workload = self.wanted.workload
+        usual, model = workload.model.usual_seq_len, workload.model
+        if (
+            self.seq_len is not None
+            or workload.data is not None
+            or model.source != "config"
+            or workload.seq_len >= usual
+        ):
+            return ()
+        return (
+            f"samples of {workload.seq_len} tokens, since this is a CPU (--seq-len {usual} takes those that {model.name} is made for)",
+        )
 
     def open(self) -> Manifest:
         """The study's manifest: the stored one when it agrees, else a new one, written once the model is known to train.

@@ -96,7 +96,8 @@ def _facts(channel: Channel, request: Mapping[str, Any]) -> tuple[dict[str, Any]
     if asked is not None:
         check_seq_len(spec, asked)
     # The user's function decides where nothing is known of its samples.
-    offered = asked if asked is not None else spec.usual_seq_len if architecture else None
+    usual = spec.made_up_seq_len(request["device"]) if job["data"] is None else spec.usual_seq_len
+    offered = asked if asked is not None else usual if architecture else None
     job = {**job, "model": {**source, "architecture": architecture}, "seq_len": offered}
     batch, n_samples = _first_batch(channel, job, model, request)
     if job["data"] is not None and asked is None:
