@@ -115,6 +115,7 @@ class Engine:
         progress: Progress,
         confirms: bool = True,
         min_gain: float = 0.0,
+        first: Sequence[TrainConfig] = (),
     ) -> None:
         """Put the parts together.
 
@@ -130,6 +131,7 @@ class Engine:
             confirms: The first complete config is repeated, and the winner confirmed.
             min_gain: The study ends once a candidate that is faster than the best by more than this fraction is unlikely, as far as the
                 sampler can tell; 0 never ends it for that.
+            first: Configs that run before the sampler is asked, as far as they are open.
         """
         self._store = store
         self._sampler = sampler
@@ -141,6 +143,7 @@ class Engine:
         self._progress = progress
         self._confirms = confirms
         self._min_gain = min_gain
+        self._first = first
         self.chance_of_gain: float | None = None
         """That any open candidate gains more than `min_gain`, when last asked; None while nothing can be told."""
 
@@ -209,6 +212,10 @@ class Engine:
         Otherwise the default config comes first, against which the gain is told; where it does not run, the lightest candidate
         shows whether the model trains at all. After a trial that ran out of memory it does so in any case, as long as nothing has run.
         """
+        still_open = set(self._candidates.open(records)) if self._first else ()
+        for config in self._first:
+            if config in still_open:
+                return config
         standing = self._candidates.standing(records)
         if not standing and not self._sampler.expects:
             return default_config(self._candidates.all)

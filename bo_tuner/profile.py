@@ -114,6 +114,11 @@ class ModelProfile:
         return sum(layer.n_trainable for layer in self.layers) - sum(tie.n_parameters for tie in self.ties) + frozen
 
     @property
+    def flops(self) -> int:
+        """Matrix products of one sample's forward pass."""
+        return sum(layer.matmul_flops + layer.attention_flops for layer in self.layers)
+
+    @property
     def n_blocks(self) -> int:
         """Layers that recomputation applies to."""
         return sum(layer.is_block for layer in self.layers)

@@ -204,6 +204,7 @@ def tune(
     objective: str = "throughput",
     price_per_gpu_hour: float | None = None,
     study: str | None = None,
+    fork: str | None = None,
     storage: str | None = None,
     ranks: int | None = None,
     device: str = "auto",
@@ -259,6 +260,8 @@ def tune(
             (tokens a joule, on GPUs that tell their power), `cost` (of a million tokens), or `throughput,memory`, both at once.
         price_per_gpu_hour: Of one rank, GPU or CPU, in any currency; for `cost` alone.
         study: Its name; None for one that follows from model, samples, precision, ranks and objective, or from the group.
+        fork: Name of a new study, which begins with the best configs of `study` and takes over nothing that was measured but how fast the
+            machine is: for code that changed.
         storage: Any URL of Optuna's RDB storage; None for SQLite in `./bo_tuner_studies/`.
         ranks: World size; None for all visible GPUs, or two CPU ranks.
         device: `auto`, `cpu` or `cuda`.
@@ -382,6 +385,7 @@ def _driven(opening: StudyOpening, options: TuneOptions, budget: Budget, started
             progress=progress,
             confirms=options.confirm and origin.can_confirm,
             min_gain=options.min_gain_fraction,
+            first=manifest.fork.first if manifest.fork else (),
         )
         stop_reason = engine.run()
         why = _why(stop_reason, engine.chance_of_gain, options.min_gain_fraction)

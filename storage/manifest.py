@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bo_tuner.cluster import Cluster
 from bo_tuner.errors import StudyMismatchError, UnreadableStudyError
+from bo_tuner.fork import Fork
 from bo_tuner.goal import THROUGHPUT, Goal
 from bo_tuner.origin import REAL, Origin
+from bo_tuner.source_code import changes
 from bo_tuner.space import SearchSpace
 from bo_tuner.workload import Workload
 
 __all__ = ["Manifest"]
 
 SCHEMA_VERSION = 1
+_SAME_FLOPS = 0.01
+"""Relative; of data whose samples differ in length, the first need not be the same."""
 _SAME_MEMORY = 0.02
 """Relative; what a kernel leaves of a machine's memory differs a little from boot to boot."""
 
@@ -36,6 +40,10 @@ class Manifest:
     environment: Mapping[str, str] | None = None
     """The user's variables that change how ranks run (of the allocator, of NCCL, of threads); they may differ on resume. None where
     nothing ran, and in studies of old."""
+    code: Mapping[str, str] = field(default_factory=dict)
+    """Fingerprints of the user's code, by file or name; empty where there is none, and in studies of old."""
+    fork: Fork | None = None
+    """What it was forked from; None where from nothing."""
     unknown: tuple[str, ...] = field(default=(), compare=False)
     """What a newer version wrote and this one has no field for: such a study is shown, and not gone on with."""
 
@@ -51,6 +59,8 @@ class Manifest:
             "origin": self.origin.to_dict(),
             "versions": dict(self.versions),
             "environment": None if self.environment is None else dict(self.environment),
+            "code": dict(self.code),
+            "fork": None if self.fork is None else self.fork.to_dict(),
         }
 
     @classmethod
@@ -75,6 +85,8 @@ class Manifest:
             origin=Origin.from_dict(data.get("origin", {})),  # ... and had real steps only
             versions=data["versions"],
             environment=data.get("environment"),
+            code=data.get("code", {}),
+            fork=Fork.from_dict(data["fork"]) if data.get("fork") else None,
         )
         return replace(manifest, unknown=tuple(_unknown(data, manifest.to_dict())))
 
@@ -111,6 +123,34 @@ class Manifest:
                 f"study {study_name!r} exists for something else ({shown}): repeat its options, "
                 "or start another study with --study NAME"
             )
+
+    def check_code(self, other: Manifest, *, study_name: str, flops: Sequence[int] = ()) -> None:
+        """Refuse to go on with a study of other code.
+
+        Args:
+            other: What is wanted now.
+            study_name: For the message.
+            flops: Of a sample's forward pass, in the study and now, where both are known.
+
+        Raises:
+            StudyMismatchError: The user's code, or what it computes, differs; the text names it.
+        """
+        if _sources(self.workload) != _sources(other.workload):
+            return  # other files and functions have other code: `check_same` tells which
+        differences = list(changes(self.code, other.code))
+        if flops and abs(flops[1] - flops[0]) > _SAME_FLOPS * flops[0]:
+            differences.append(f"the forward pass of a sample takes {flops[1]:.4g} FLOPs, not {flops[0]:.4g}")
+        if differences:
+            shown = "; ".join(differences[:4]) + ("; ..." if len(differences) > 4 else "")
+            raise StudyMismatchError(
+                f"study {study_name!r} was tuned with other code ({shown}), and its figures need not hold any more: start another study with "
+                "--study NAME, or with --fork NAME one that begins with the best configs of this one"
+            )
+
+
+def _sources(workload: Workload) -> tuple[str | None, ...]:
+    """Where the user's code comes from."""
+    return (workload.model.name, workload.model.function, workload.data, workload.optimizer)
 
 
 def _differences(mine: Any, theirs: Any, path: str) -> Iterator[str]:

@@ -305,7 +305,8 @@ class StudyStore:
         return self._launches().get(_launch_key(record, purpose), 0)
 
     def _launches(self) -> dict[str, int]:
-        return self._user_attrs().get(_LAUNCHES_KEY, {})
+        launches: dict[str, int] = self._user_attrs().get(_LAUNCHES_KEY, {})
+        return launches
 
     def settle(self) -> list[TrialRecord]:
         """After an interruption: tell Optuna results that it was not told.

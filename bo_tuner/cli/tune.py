@@ -65,6 +65,10 @@ def tune(
             help="Name of the study.", show_default="from model, length, precision, ranks and objective, or the group"
         ),
     ] = None,
+    fork: Annotated[
+        str | None,
+        typer.Option(help="Name of a new study that begins with the best configs of this one.", show_default="none"),
+    ] = None,
     storage: Storage = None,
     ranks: Annotated[
         int | None, typer.Option(help="World size.", show_default="all visible GPUs, or 2 CPU ranks")
@@ -175,6 +179,7 @@ def tune(
             objective=objective,
             price_per_gpu_hour=price_per_gpu_hour,
             study=study,
+            fork=fork,
             storage=storage,
             ranks=ranks,
             device=device,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Protocol
 
 from bo_tuner.budget import Budget
 from bo_tuner.errors import ConfigError
+from bo_tuner.fork import Fork
 from bo_tuner.goal import THROUGHPUT
 from bo_tuner.models.choices import Problem
 from bo_tuner.objectives import Objective
@@ -18,7 +19,17 @@ from bo_tuner.storage import Manifest, StudyStore
 from bo_tuner.text import count, gib, large
 from bo_tuner.workload import UNKNOWN_LENGTH, Workload
 
-__all__ = ["StudyOpening", "check_depth", "introduction", "open_as_wanted", "own_versions"]
+__all__ = [
+    "StudyOpening",
+    "check_depth",
+    "forked",
+    "introduction",
+    "open_as_wanted",
+    "own_versions",
+    "versions_changed",
+]
+
+_MEASURED_WITH = ("torch", "deepspeed", "transformers")
 
 
 class StudyOpening(Protocol):
@@ -75,8 +86,30 @@ def open_as_wanted(store: StudyStore, wanted: Manifest) -> Manifest:
     stored = store.manifest()
     if stored is None:
         return store.create(wanted)
+    stored.check_code(wanted, study_name=store.name)
     stored.check_same(wanted, study_name=store.name)
     return stored
+
+
+def forked(store: StudyStore, new: str | None) -> tuple[StudyStore, Fork | None]:
+    """The study to drive: `store`, or where `new` names one, that, which begins with the best configs of `store`.
+
+    Raises:
+        ConfigError: The new study exists, and was not forked from this one.
+        StoreError: There is no study to fork.
+    """
+    if new is None:
+        return store, None
+    target = StudyStore(store.location, new)
+    stored = target.manifest()
+    if stored is None:
+        old = StudyStore.existing(store.location, store.name)
+        return target, Fork.of(old.name, old.records())
+    if stored.fork is None or stored.fork.study != store.name:
+        raise ConfigError(
+            f"--fork must name a new study, or one forked from {store.name!r} before, and {new!r} is another: choose another name"
+        )
+    return target, stored.fork
 
 
 def check_depth(max_depth: int | None, workload: Workload) -> None:
@@ -95,6 +128,17 @@ def check_depth(max_depth: int | None, workload: Workload) -> None:
 def own_versions() -> dict[str, str]:
     """What every manifest tells: our version, Optuna's, and the host."""
     return {"bo_tuner": _version("bo_tuner"), "optuna": _version("optuna"), "host": platform.node()}
+
+
+def versions_changed(before: Mapping[str, str]) -> str:
+    """Which of the versions of a stored study are others today, in words; empty where none is."""
+    today = {"python": platform.python_version()} | {package: _version(package) for package in _MEASURED_WITH}
+    changed = [
+        f"{name} {before[name]} is now {version}"
+        for name, version in today.items()
+        if name in before and before[name].partition("+")[0] != version.partition("+")[0]
+    ]
+    return ", ".join(changed)
 
 
 def _version(package: str) -> str:
@@ -126,7 +170,7 @@ def introduction(
     of_time = " (of the time that its trials would take)" if is_time and not manifest.origin.is_real else ""
     lines = [
         *([manifest.origin.warning] if manifest.origin.warning else []),
-        f"study {store.name} in {store.location.shown_url}",
+        f"study {store.name} in {store.location.shown_url}" + (f", {manifest.fork}" if manifest.fork else ""),
         f"model {workload.model.name}, {size}{length}, {workload.precision}, {workload.optimizer}",
         *([f"data {workload.data}"] if workload.data is not None else []),
         f"on {manifest.cluster}, memory limit {gib(memory_bytes)} a rank",

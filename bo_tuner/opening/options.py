@@ -15,6 +15,7 @@ from bo_tuner.errors import ConfigError
 from bo_tuner.goal import Goal
 from bo_tuner.objectives.simulated import Simulation
 from bo_tuner.objectives.training import DeepSpeedBackEnd
+from bo_tuner.objectives.training.code import code_of
 from bo_tuner.objectives.training.dimensions import dimensions_of
 from bo_tuner.objectives.training.facts import Balance
 from bo_tuner.objectives.training.sources import named
@@ -66,6 +67,7 @@ class TuneOptions:
     objective: str = "throughput"
     price_per_gpu_hour: float | None = None
     study: str | None = None
+    fork: str | None = None
     storage: str | None = None
     ranks: int | None = None
     device: str = "auto"
@@ -205,6 +207,11 @@ class TuneOptions:
         )
         space.candidates(cluster, DeepSpeedBackEnd())  # says at once if there are none
         return space
+
+    @property
+    def users_code(self) -> dict[str, str]:
+        """Fingerprints of the code behind model, data and optimizer."""
+        return code_of([self.model, self.data, self.optimizer])
 
     def length_of(self, spec: ModelSpec, device: str = "cpu") -> int:
         """Tokens of a sample on such a device, as far as they are known without the model.

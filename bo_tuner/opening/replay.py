@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from bo_tuner.models.choices import Problem
 from bo_tuner.objectives.prior import cluster_of, problem_of
 from bo_tuner.objectives.replay import ReplayObjective
 from bo_tuner.objectives.table import MeasuredTable
-from bo_tuner.opening.base import open_as_wanted, own_versions
+from bo_tuner.opening.base import forked, open_as_wanted, own_versions
 from bo_tuner.opening.options import TuneOptions
 from bo_tuner.origin import Origin
 from bo_tuner.space import SearchSpace
@@ -91,10 +91,11 @@ def open_replay(options: TuneOptions) -> Generator[ReplayOpening]:
     )
     location = Location(options.storage)
     location.check_writable()
+    store, fork = forked(StudyStore(location, options.study or f"{table.name}{goal.label}_replayed"), options.fork)
     yield ReplayOpening(
         table=table,
-        wanted=wanted,
-        store=StudyStore(location, options.study or f"{table.name}{goal.label}_replayed"),
+        wanted=replace(wanted, fork=fork),
+        store=store,
         memory_bytes=max([cluster.memory_bytes, *peaks]),
         expected=problem,
         notes=(*table.notes, *([note] if note else [])),

@@ -17,7 +17,7 @@ from bo_tuner.objectives.simulated import SimulatedObjective, Simulation
 from bo_tuner.objectives.training import DeepSpeedBackEnd
 from bo_tuner.objectives.training.dimensions import dimensions_ready
 from bo_tuner.objectives.training.sources import JobSources, model_spec
-from bo_tuner.opening.base import check_depth, open_as_wanted, own_versions
+from bo_tuner.opening.base import check_depth, forked, open_as_wanted, own_versions
 from bo_tuner.opening.options import TuneOptions
 from bo_tuner.opening.traced import traced
 from bo_tuner.opening.users_code import hand_over, keep_pickles
@@ -104,6 +104,9 @@ def open_simulation(options: TuneOptions) -> Generator[SimulatedOpening]:
         space = space.for_model(workload.structure).for_data(workload.n_samples, n_ranks=cluster.n_ranks)
         space.candidates(cluster, DeepSpeedBackEnd())  # only pipelines may have met the batch
         where = cluster.label if described is None else "".join(described.split())
+        store, fork = forked(
+            StudyStore(location, options.study or f"{label}_{where}{goal.label}_simulated"), options.fork
+        )
         yield SimulatedOpening(
             simulated=Problem(
                 profile=found.profile,
@@ -121,8 +124,10 @@ def open_simulation(options: TuneOptions) -> Generator[SimulatedOpening]:
                 goal=goal,
                 origin=Origin(kind="simulation", settings={"seed": options.seed, **settings.to_dict()}),
                 versions=own_versions(),
+                code=options.users_code,
+                fork=fork,
             ),
-            store=StudyStore(location, options.study or f"{label}_{where}{goal.label}_simulated"),
+            store=store,
             memory_bytes=memory_bytes,
             sources=JobSources.of(workload, folder),
             folder=folder,

@@ -33,7 +33,7 @@ from bo_tuner.objectives.training.dimensions import dimensions_ready
 from bo_tuner.objectives.training.environment import changed_variables, recorded_environment
 from bo_tuner.objectives.training.facts import Balance, ModelFacts, check_precision
 from bo_tuner.objectives.training.sources import JobSources, model_spec
-from bo_tuner.opening.base import check_depth, own_versions
+from bo_tuner.opening.base import check_depth, forked, own_versions, versions_changed
 from bo_tuner.opening.options import TuneOptions
 from bo_tuner.opening.users_code import hand_over, keep_pickles
 from bo_tuner.outcome import TrialLimits
@@ -101,9 +101,14 @@ class Opening:
         """
         stored = self.store.manifest()
         if stored is not None:
-            wanted = self._agreed(stored)
+            is_code = self.wanted.workload.model.source != "config"  # it is built again, to see whether it changed
+            facts = self._facts(traces=True) if is_code else None
+            stored.check_code(self.wanted, study_name=self.store.name, flops=self._flops(facts))
+            wanted = self._agreed(stored, facts)
             stored.check_same(wanted, study_name=self.store.name)
             self._keep(stored.workload)
+            if newer := versions_changed(stored.versions):
+                print(f"{newer}: earlier trials may have been faster or slower for that", file=sys.stderr, flush=True)
             changed = changed_variables(stored.environment, self.wanted.environment or {})
             if changed:
                 note = "earlier trials ran otherwise, and exported jobs are launched as when the study began"
@@ -176,11 +181,25 @@ class Opening:
     def _hardware(self, workload: Workload) -> Hardware:
         found = self.store.calibration()
         if found is None:
-            cluster = self.wanted.cluster
-            print("measuring how fast this machine is ...", file=sys.stderr, flush=True)
-            found = calibrate(self.server, cluster, precision=workload.precision).hardware(cluster)
+            found = self._calibration_of_parent() or self._calibrated(workload)
             self.store.note_calibration(found)
         return found
+
+    def _calibrated(self, workload: Workload) -> Hardware:
+        cluster = self.wanted.cluster
+        print("measuring how fast this machine is ...", file=sys.stderr, flush=True)
+        return calibrate(self.server, cluster, precision=workload.precision).hardware(cluster)
+
+    def _calibration_of_parent(self) -> Hardware | None:
+        """What the study that this one was forked from found on the same machine."""
+        fork = self.wanted.fork
+        if fork is None:
+            return None
+        parent = StudyStore(self.store.location, fork.study)
+        manifest = parent.manifest()
+        wanted = (self.wanted.cluster, self.wanted.workload.precision)
+        is_same = manifest is not None and (manifest.cluster, manifest.workload.precision) == wanted
+        return parent.calibration() if is_same else None
 
     def _keep(self, workload: Workload) -> None:
         keep_pickles(self._sources(workload), self.wanted.space.dimensions, self.store, folder=self.server.run_dir)
@@ -223,11 +242,18 @@ class Opening:
             versions={**own_versions(), **facts.versions},
         )
 
-    def _agreed(self, stored: Manifest) -> Manifest:
-        """What is wanted, completed by what the stored study found out; a model from code is built again, to see whether it changed."""
+    def _flops(self, facts: ModelFacts | None) -> tuple[int, ...]:
+        """Of a sample in the study and now; nothing where that cannot be compared."""
+        before, now = self.store.profile(), facts.profile if facts else None
+        if not isinstance(before, ModelProfile) or now is None or before.seq_len != now.seq_len:
+            return ()
+        return (before.flops, now.flops)
+
+    def _agreed(self, stored: Manifest, facts: ModelFacts | None) -> Manifest:
+        """What is wanted, completed by what the stored study found out, or by what a model from code shows today."""
         known = stored.workload
-        if self.wanted.workload.model.source != "config":
-            wanted = self._with(self._facts())
+        if facts is not None:
+            wanted = self._with(facts)
         else:
             wanted = replace(self.wanted, workload=replace(self.wanted.workload, n_parameters=known.n_parameters))
         structure = known.structure
@@ -316,6 +342,9 @@ def open_training(options: TuneOptions) -> Generator[Opening]:
             hand_over(options.model, server.run_dir)
         space = replace(space, dimensions=dimensions_ready(space, workload, folder=server.run_dir))
         balance: Any = options.balance  # checked
+        store, fork = forked(
+            StudyStore(location, options.study or f"{workload.label}_{cluster.label}{goal.label}"), options.fork
+        )
         yield Opening(
             wanted=Manifest(
                 workload=workload,
@@ -323,9 +352,11 @@ def open_training(options: TuneOptions) -> Generator[Opening]:
                 space=space,
                 seed=options.seed,
                 goal=goal,
+                code=options.users_code,
+                fork=fork,
                 environment=recorded_environment(cluster),
             ),
-            store=StudyStore(location, options.study or f"{workload.label}_{cluster.label}{goal.label}"),
+            store=store,
             server=server,
             memory_bytes=memory_bytes,
             balance=balance,

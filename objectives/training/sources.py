@@ -20,7 +20,7 @@ from bo_tuner.partition import stage_bounds
 from bo_tuner.text import did_you_mean
 from bo_tuner.workload import OPTIMIZERS, ModelSpec, Workload
 
-__all__ = ["MODEL_FILE", "JobSources", "job_of", "model_spec", "named", "reference", "write_object"]
+__all__ = ["MODEL_FILE", "JobSources", "job_of", "model_spec", "named", "own_folders", "reference", "write_object"]
 
 MODEL_FILE = "model.pkl"
 """A model's structure, in a run's folder, a study's and an exported one."""
@@ -144,7 +144,7 @@ def write_object(value: Any, file: Path, what: str) -> None:
 
     with _by_value(value):
         try:
-            data: bytes = cloudpickle.dumps(_own_folders()) + cloudpickle.dumps(value)
+            data: bytes = cloudpickle.dumps(own_folders()) + cloudpickle.dumps(value)
         except Exception as error:
             text = " ".join(str(error).split())
             raise ModelError(
@@ -154,7 +154,7 @@ def write_object(value: Any, file: Path, what: str) -> None:
     file.write_bytes(data)
 
 
-def _own_folders() -> list[str]:
+def own_folders() -> list[str]:
     """Where this process finds modules and another one would not: the script's folder, and what was added to the search path."""
     folders = [os.path.abspath(entry) for entry in sys.path if os.path.isdir(os.path.abspath(entry))]
     standard = sysconfig.get_path("stdlib")
