@@ -69,6 +69,8 @@ LAYERS = (
         "quantiles",
         "profile",
         "stored",
+        "fork",
+        "source_code",
         "visible",
         "workload",
         "space",

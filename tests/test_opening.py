@@ -268,8 +268,31 @@ def test_a_function_that_makes_another_model_now_is_refused(opened: Opened) -> N
     opened(CHAIN, model="chain").open()
     with pytest.raises(StudyMismatchError) as caught:
         opened(CHAIN.replace("8", "6"), model="chain").open()
-    assert "model digest is " in str(caught.value)
-    assert "n_parameters is 148, not " in str(caught.value)
+    assert "was tuned with other code (the forward pass of a sample takes 168 FLOPs, not 256)" in str(caught.value)
+
+
+def test_a_function_whose_model_computes_more_now_is_refused(opened: Opened, tmp_path: Path) -> None:
+    depth = tmp_path / "depth"
+    code = f"class Deep(Net):\n    def forward(self, inputs, labels):\n        for _ in range(int(open({str(depth)!r}).read())):\n"
+    code += "            inputs = self.layer(inputs)\n        return nn.functional.mse_loss(inputs, labels)\ndef model(): return Deep()\n"
+    depth.write_text("1", encoding="ascii")
+    opened(code, model="model").open()
+    depth.write_text("12", encoding="ascii")
+    with pytest.raises(StudyMismatchError, match=r"the forward pass of a sample takes 384 FLOPs, not 32\)"):
+        opened(code, model="model").open()
+
+
+def test_another_version_is_told_in_a_line_and_the_study_goes_on(
+    opened: Opened, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opening = opened(model="bert-tiny", data=None)
+    stored = opening.open()
+    old = {**stored.to_dict(), "versions": {**stored.versions, "torch": "1.0"}}
+    opening.store.study.set_user_attr("manifest", old)
+    again = opened(model="bert-tiny", data=None)
+    again.open()
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("torch 1.0 is now ")]
+    assert len(lines) == 1
 
 
 def test_a_preset_with_the_users_data_takes_the_length_of_its_samples(opened: Opened) -> None:

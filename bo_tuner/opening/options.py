@@ -15,10 +15,10 @@ from bo_tuner.errors import ConfigError
 from bo_tuner.goal import Goal
 from bo_tuner.objectives.simulated import Simulation
 from bo_tuner.objectives.training import DeepSpeedBackEnd
-from bo_tuner.objectives.training.code import code_of
 from bo_tuner.objectives.training.dimensions import dimensions_of
 from bo_tuner.objectives.training.facts import Balance
 from bo_tuner.objectives.training.sources import named
+from bo_tuner.objectives.training.users_code import code_of
 from bo_tuner.origin import OriginKind
 from bo_tuner.samplers.table import check_sampler_name
 from bo_tuner.space import BatchRule, SearchSpace

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bo_tuner.objectives.training.code import code_of
+from bo_tuner.objectives.training.users_code import code_of
 from bo_tuner.source_code import changes
 
 
