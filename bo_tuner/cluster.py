@@ -89,6 +89,8 @@ class Cluster:
                 "--cluster must be nodes x devices x name, as in 8x8xV100-16GB, 8xA100-80GB, H100 or 2x8xA100@400Gb/s; "
                 f"got {notation!r}"
             )
+        if re.search(r"[+/,]\s*\d+\s*x", match["name"]):
+            raise ConfigError(f"--cluster: all nodes must be alike, and have as many devices; got {notation!r}")
         sheet, note = find_device(match["name"])
         if sheet is None:
             raise ClusterError(f"--cluster must name devices whose figures are known; got {notation!r}: {note}")

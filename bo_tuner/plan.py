@@ -20,11 +20,14 @@ if TYPE_CHECKING:
 
 __all__ = ["plan"]
 
+_USUAL_SAMPLES = 16
+"""Of a device in an optimizer step, where nobody says how many."""
+
 
 def plan(
     model: str | Path | PretrainedConfig | ModelSpec | ModelProfile,
     *,
-    global_batch: int,
+    global_batch: int | None = None,
     cluster: str | Cluster | None = None,
     seq_len: int | None = None,
     data: str | None = None,
@@ -44,7 +47,8 @@ def plan(
 
     Args:
         model: As in `tune`, but for torch modules; or a profile.
-        global_batch: Samples of an optimizer step. With `allow_2bw` the largest at which training with gradients one step old is safe.
+        global_batch: Samples of an optimizer step; None for 16 a device. With `allow_2bw` the largest at which training with gradients one
+            step old is safe.
         cluster: As in "8x8xV100-16GB" (nodes x devices x name; "@25Gb/s" behind it tells a node's network); None for this machine.
         seq_len: Tokens per sample; None for the model's longest, at most 2048, or for those of `data`.
         data: `FILE.py:FUNCTION`, as in `tune`, for models that no samples can be made up for.
@@ -59,7 +63,7 @@ def plan(
     """
     check_choice("--precision", precision, ("auto", *get_args(Precision)))
     for option, number in (("--global-batch", global_batch), ("--max-tensor", max_tensor)):
-        if number < 1:
+        if number is not None and number < 1:
             raise ConfigError(f"{option} must be at least 1; got {number}")
     if cluster is None:
         cluster = Cluster.detect()
@@ -80,7 +84,7 @@ def plan(
             software=deepspeed_with("adamw", cluster.device),
             n_ranks=cluster.n_ranks,
         ),
-        global_batch=global_batch,
+        global_batch=_USUAL_SAMPLES * cluster.n_ranks if global_batch is None else global_batch,
         limit_bytes=limit_bytes,
         schedules=("1f1b", "2bw") if allow_2bw else ("1f1b",),
         tensor_degrees=range(1, max_tensor + 1),

@@ -30,15 +30,17 @@ def plan(
             metavar="MODEL", help="A preset, a path to a Hugging Face config (folder or file), or FILE.py:FUNCTION."
         ),
     ],
-    global_batch: Annotated[
-        int,
-        typer.Option(help="Samples per optimizer step; with --allow-2bw the largest that is safe."),
-    ],
     cluster: Annotated[
         str | None,
         typer.Option(
             help="Nodes x devices x name: 8x8xV100-16GB, 8xA100-80GB, or H100; @25Gb/s behind it tells a node's network.",
             show_default="this machine",
+        ),
+    ] = None,
+    global_batch: Annotated[
+        int | None,
+        typer.Option(
+            help="Samples per optimizer step; with --allow-2bw the largest that is safe.", show_default="16 a device"
         ),
     ] = None,
     seq_len: Annotated[
@@ -105,6 +107,11 @@ def plan(
             max_tensor=max_tensor,
             memory_limit=memory_limit,
             memory_reserve=memory_reserve,
+        )
+    if global_batch is None:
+        print(
+            f"planned for steps of {found.global_batch} samples, 16 a device (--global-batch plans for others)",
+            file=sys.stderr,
         )
     if as_json:
         sys.stdout.writelines(plan_json(found, top))

@@ -129,10 +129,30 @@ def test_the_page_is_written_beside_the_table(run_here: Run, tmp_path: Path) -> 
     assert "One step of z0_pp2_gas4_mbs1" in file.read_text(encoding="utf-8")
 
 
+def test_without_a_global_batch_one_is_supposed_and_told(run_here: Run) -> None:
+    done = run_here("plan", "bert-tiny", "--cluster", "2xV100-16GB", "--seq-len", "16", "--json")
+    assert done.returncode == 0
+    assert "planned for steps of 32 samples, 16 a device (--global-batch plans for others)\n" in done.stderr
+    assert json.loads(done.stdout)["global_batch"] == 32
+
+
+def test_a_config_whose_model_has_code_of_its_own_is_sent_the_way_of_functions(run_here: Run, tmp_path: Path) -> None:
+    own = {
+        "architectures": ["MyGLMForConditionalGeneration"],
+        "model_type": "myglm",
+        "hidden_size": 256,
+        "num_layers": 4,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(own), encoding="utf-8")
+    done = run_here("plan", str(tmp_path), "--cluster", "2xV100-16GB", "--seq-len", "16")
+    assert done.returncode == 2
+    assert "a model with code of its own is given as FILE.py:FUNCTION, a function that builds it" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("bert-tiny",), "Missing option '--global-batch'."),
+        ((*SMALL, "--cluster", "8xA100-80GB+4xA100-80GB"), "--cluster: all nodes must be alike, and have as many devices; got "),
         ((*SMALL, "--global-batch", "0"), "--global-batch must be at least 1; got 0"),
         ((*SMALL, "--max-tensor", "0"), "--max-tensor must be at least 1; got 0"),
         ((*SMALL, "--cluster", "8xV1000"), "--cluster must name devices whose figures are known; got '8xV1000': "),

@@ -55,7 +55,10 @@ def model_class(architecture: Mapping[str, Any]) -> type[nn.Module]:
             )
     found: type[nn.Module] | None = getattr(transformers, str(named[0]), None)
     if found is None:
-        raise LookupError(f"transformers {transformers.__version__} has no class {named[0]!r}")
+        raise LookupError(
+            f"transformers {transformers.__version__} has no class {named[0]!r}: a model with code of its own is given as FILE.py:FUNCTION, "
+            "a function that builds it"
+        )
     if labels_kind(found.__name__) is None:
         endings = ", ".join(LABELS_BY_SUFFIX)
         raise ValueError(f"{found.__name__} gives no loss; the class must end in one of {endings}")
