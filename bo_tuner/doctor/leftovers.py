@@ -41,21 +41,35 @@ def extension_locks(folders: Collection[Path]) -> Finding:
 
 
 def shared_segments(*, folder: Path = Path("/dev/shm"), uid: int | None = None) -> Finding:
-    """DeepSpeed's shared memory of processes that are gone; its own exit would have removed it.
+    """Shared memory of DeepSpeed and NCCL whose processes are gone; their own exit would have removed it.
 
     Args:
         folder: Where shared memory shows as files.
         uid: Whose; None for this user's.
     """
     name = "shared segments"
-    pattern = f"deepspeed_allreduce_buffer_{os.getuid() if uid is None else uid}_*"
-    segments = set(folder.glob(pattern))
+    owner = os.getuid() if uid is None else uid
+    segments = set(folder.glob(f"deepspeed_allreduce_buffer_{owner}_*"))
+    segments |= {segment for segment in folder.glob("nccl-*") if _owner(segment) == owner}  # the name does not tell
     stale = segments - in_use(segments)
     if stale:
         n_bytes = sum(segment.stat().st_size for segment in stale)
-        found = f"{count(len(stale), 'segment')} of DeepSpeed, {gib(n_bytes)}, that no process uses"
+        whose = " and ".join(
+            program for program, begin in (("DeepSpeed", "deepspeed"), ("NCCL", "nccl")) if _any_begins(stale, begin)
+        )
+        found = f"{count(len(stale), 'segment')} of {whose}, {gib(n_bytes)}, that no process uses"
         return warn(name, found, _remove(stale), segments=sorted(map(str, stale)), used_bytes=n_bytes)
-    return ok(name, f"none that DeepSpeed left behind in {folder} ({gib(SHARED_BYTES_PER_RANK)} a rank)")
+    return ok(name, f"none that DeepSpeed or NCCL left behind in {folder} ({gib(SHARED_BYTES_PER_RANK)} a rank)")
+
+
+def _owner(file: Path) -> int | None:
+    with contextlib.suppress(OSError):  # just removed
+        return file.stat().st_uid
+    return None
+
+
+def _any_begins(files: Collection[Path], begin: str) -> bool:
+    return any(file.name.startswith(begin) for file in files)
 
 
 def in_use(files: Collection[Path]) -> set[Path]:

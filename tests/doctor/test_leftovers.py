@@ -84,6 +84,19 @@ def test_shared_memory_of_others_is_not_ours_to_judge(tmp_path: Path) -> None:
     assert shared_segments(folder=tmp_path).status is Status.OK
 
 
+def test_segments_of_nccl_are_told_too_where_they_are_ours_and_nobody_has_them_open(tmp_path: Path) -> None:
+    segment = tmp_path / "nccl-XvU3aB"
+    segment.write_bytes(b"x" * 2**20)
+    with segment.open():
+        assert shared_segments(folder=tmp_path).status is Status.OK
+    found = shared_segments(folder=tmp_path)
+    assert (found.status, found.found) == (Status.WARN, "1 segment of NCCL, 1 MiB, that no process uses")
+    assert found.mend == f"rm {segment}"
+    a_segment(tmp_path)
+    assert shared_segments(folder=tmp_path).found.startswith("2 segments of DeepSpeed and NCCL, ")
+    assert shared_segments(folder=tmp_path, uid=os.getuid() + 1).status is Status.OK
+
+
 def test_files_that_another_process_has_open_are_in_use(tmp_path: Path) -> None:
     (tmp_path / "held").touch()
     (tmp_path / "free").touch()
