@@ -100,14 +100,14 @@ class Told:
     """Of the rate of the best config that any study of that seed ran, what the winner lacks, in the mean."""
 
 
-def studies(noise: float, n: int) -> Told:
-    """Run `n` studies with launches that differ by `noise`."""
+def studies(noise: float, n: int, *, stalls: float) -> Told:
+    """Run `n` studies with launches that differ by `noise`, and steps that stall with this probability."""
     spans: list[tuple[float, float, float]] = []
     bounds: list[tuple[float, float]] = []
     n_launches, n_open, lost = list[int](), 0, list[float]()
     options = TuneOptions(
         model="bert-tiny",
-        simulate=Simulation(noise=noise),
+        simulate=Simulation(noise=noise, straggler_probability=stalls),
         cluster="2x4xV100-16GB",
         seq_len=128,
         budget="20 trials",
@@ -181,7 +181,7 @@ def _ignore(event: TrialEvent) -> None:
     """Nobody looks on."""
 
 
-def rows(n_studies: int) -> Iterator[str]:
+def rows(n_studies: int, *, stalls: float) -> Iterator[str]:
     """Both tables, in Markdown."""
     configs = measured_passes()
     half = len(configs) // 2
@@ -206,7 +206,7 @@ def rows(n_studies: int) -> Iterator[str]:
     )
     yield "| --- | --- | --- | --- | --- | --- | --- |"
     for noise in NOISES:
-        told = studies(noise, n_studies)
+        told = studies(noise, n_studies, stalls=stalls)
         yield (
             f"| {noise:.0%} | {told.held:.3f} of {told.n_intervals} | {told.half_width:.1%} | {told.broken:.3f} of {told.n_bounds} "
             f"| {told.n_open} | {told.n_launches:.1f} | {told.lost:.2%} |"
@@ -217,7 +217,11 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.coverage", description=__doc__)
     parser.add_argument("--studies", type=int, default=20, help="simulated studies at each noise (default: 20)")
-    for line in rows(parser.parse_args().studies):
+    parser.add_argument(
+        "--stalls", type=float, default=0.0, help="probability of a step to take 1.5 times as long (default: 0)"
+    )
+    options = parser.parse_args()
+    for line in rows(options.studies, stalls=options.stalls):
         print(line, flush=True)
 
 

@@ -30,6 +30,7 @@ from bo_tuner.storage.lease_row import LeaseRow, fenced
 from bo_tuner.storage.location import Location, storage_answers
 from bo_tuner.storage.manifest import Manifest
 from bo_tuner.storage.pauses import Pauses
+from bo_tuner.storage.told_values import keep_told_values
 from bo_tuner.stored import must_be_readable
 from bo_tuner.text import did_you_mean, gib, rate
 from bo_tuner.trial import ATTEMPTS_KEY, RESULT_KEY, TrialRecord, best_of, holds, launch_noise, pareto_front, records_of
@@ -278,7 +279,13 @@ class StudyStore:
 
     def confirm(self, record: TrialRecord, result: TrialResult) -> TrialRecord:
         """Keep a longer run that a trial was confirmed by, or was not."""
-        return self._add_check(replace(record, confirmations=(*record.confirmations, result)))
+        confirmed = self._add_check(replace(record, confirmations=(*record.confirmations, result)))
+        self._keep_told_values()
+        return confirmed
+
+    def _keep_told_values(self) -> None:
+        with self._answers():
+            keep_told_values(self.location.open(), self.id, self.records())
 
     def _add_check(self, record: TrialRecord) -> TrialRecord:
         checks: dict[str, Any] = {"repeats": [repeat.to_dict() for repeat in record.repeats]}
@@ -482,6 +489,7 @@ class StudyStore:
         """Our best in the study note that the Optuna dashboard shows; its own best ignores constraints."""
         from optuna_dashboard import save_note
 
+        self._keep_told_values()
         with self._answers():
             save_note(self.study, best_note(self.records(), self.origin))
 

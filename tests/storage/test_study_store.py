@@ -300,6 +300,30 @@ def test_repeats_and_a_confirmation_are_kept_for_a_trial_that_was_told(
     assert read.is_confirmed
 
 
+def test_optuna_names_the_same_best_with_the_same_figure_as_the_study(
+    store: StudyStore, storage_url: str, complete: TrialResult, open_location: Callable[[str], Location]
+) -> None:
+    def at(share: float) -> TrialResult:
+        assert complete.measurement is not None
+        times = tuple(tuple(time_s / share for time_s in row) for row in complete.measurement.step_times_s)
+        return replace(complete, measurement=replace(complete.measurement, step_times_s=times))
+
+    for config, share in zip(CONFIGS, (1.0, 0.98, 0.9, 1.5), strict=False):
+        store.finish(store.begin(config, SPACE), at(share))
+    lucky, back, _, failed = store.records()[:4]
+    store.confirm(failed, TrialResult(outcome=Outcome.FAILED, reason="on purpose"))
+    store.confirm(lucky, at(0.95))
+    read = StudyStore.existing(open_location(storage_url), "mine")
+    best = best_of(read.records())
+    assert best is not None and best.number == lucky.number
+    optunas = read.study
+    assert optunas.best_trial.number == best.number
+    assert optunas.best_value == pytest.approx(best.standing_value)
+    assert optunas.trials[back.number].value == pytest.approx(0.98 * (lucky.trial_samples_per_s or 0.0))
+    for record, trial in zip(read.records(), optunas.trials, strict=True):
+        assert trial.value == pytest.approx(record.goal.value(record)), "one figure for one config"
+
+
 def test_a_confirmation_that_a_lower_limit_ended_is_forgotten_under_a_higher_one(
     store: StudyStore, complete: TrialResult
 ) -> None:
