@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -18,7 +18,7 @@ def known_fields(cls: type, data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def must_be_readable(what: str) -> Iterator[None]:
+def must_be_readable(what: str) -> Generator[None]:
     """Turn what goes wrong with stored data into an error that names it.
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def entry_of(text: str | None) -> Mapping[str, Any]:
 
 
 @contextlib.contextmanager
-def fenced(storage: PatientStorage, row: LeaseRow, check: Callable[[Mapping[str, Any]], None]) -> Iterator[None]:
+def fenced(storage: PatientStorage, row: LeaseRow, check: Callable[[Mapping[str, Any]], None]) -> Generator[None]:
     """Let `check` look at the lease in every transaction that writes through this storage, and refuse the write by raising.
 
     The row is read after the first write, when SQLite is locked, and stays locked itself on other servers: no other process takes the lease

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,7 +112,7 @@ class Location:
 
 
 @contextlib.contextmanager
-def storage_answers(shown_url: str) -> Iterator[None]:
+def storage_answers(shown_url: str) -> Generator[None]:
     """Turn what goes wrong in a database or on its disk into a `StoreError` of one line."""
     import optuna
     from sqlalchemy.exc import SQLAlchemyError
@@ -137,7 +137,7 @@ def storage_answers(shown_url: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _undone_on_failure(file: Path | None) -> Iterator[None]:
+def _undone_on_failure(file: Path | None) -> Generator[None]:
     """Remove a new database file, and the folders made for it, when making it fails."""
     is_new = file is not None and not file.exists()
     new_folders = [parent for parent in file.parents if not parent.exists()] if file is not None else []

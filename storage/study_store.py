@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -296,7 +296,7 @@ class StudyStore:
         return record
 
     @contextlib.contextmanager
-    def launching(self, record: TrialRecord, purpose: str = "") -> Iterator[None]:
+    def launching(self, record: TrialRecord, purpose: str = "") -> Generator[None]:
         """Count a launch of a trial's config until its end is seen, good or bad: one that stays counted took this process with it."""
         key = _launch_key(record, purpose)
         before = self._launches()
@@ -354,7 +354,7 @@ class StudyStore:
     # -- driving ---------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def drive(self, *, n_ranks: int, budget: str = "", since: float | None = None) -> Iterator[None]:
+    def drive(self, *, n_ranks: int, budget: str = "", since: float | None = None) -> Generator[None]:
         """Hold the lease, and count the time as spent, but for that in which this process was stopped.
 
         Args:
@@ -526,7 +526,7 @@ class StudyStore:
         return storage_answers(self.location.shown_url)
 
     @contextlib.contextmanager
-    def _readable(self, part: str = "") -> Iterator[None]:
+    def _readable(self, part: str = "") -> Generator[None]:
         with must_be_readable(f"study {self.name!r}" + (f": {part}" if part else "")):
             yield
 

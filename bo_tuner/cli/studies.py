@@ -131,7 +131,7 @@ def list_studies(storage: Storage = None, as_json: AsJson = False, debug: Debug 
         try:
             row, line = _listed(StudyStore(location, name))
         except UnreadableStudyError as error:
-            row, line = {"study": name, "unreadable": str(error)}, f"unreadable: {error}"
+            row, line = dict[str, str | int | float | None](study=name, unreadable=str(error)), f"unreadable: {error}"
         rows.append(row)
         lines.append((name, line))
     if as_json:

@@ -22,7 +22,7 @@ from bo_tuner.trial import TrialRecord, last_limit_bytes
 from bo_tuner.tune import TuneResult
 from bo_tuner.tune import tune as run_tune
 
-__all__ = ["tune"]
+__all__ = ["command_to_go_on", "tune"]
 
 
 def tune(
@@ -209,7 +209,10 @@ def tune(
             seed=seed,
         )
     except KeyboardInterrupt:
-        print(f"\nstopped; every finished trial is kept. To go on{_again(sys.argv[1:], storage)}", file=sys.stderr)
+        print(
+            f"\nstopped; every finished trial is kept. To go on{command_to_go_on(sys.argv[1:], storage)}",
+            file=sys.stderr,
+        )
         raise typer.Exit(130) from None
     if as_json:
         print_json(result.to_dict())
@@ -249,7 +252,7 @@ def _all(n_trials: int) -> str:
     return "the only trial" if n_trials == 1 else f"all {n_trials} trials"
 
 
-def _again(arguments: list[str], storage: str | None) -> str:
+def command_to_go_on(arguments: list[str], storage: str | None) -> str:
     """The same command, without the password of its storage."""
     shown = Location(storage).shown_url if storage is not None else ""
     words = [word.replace(storage, shown) if storage and word.endswith(storage) else word for word in arguments]

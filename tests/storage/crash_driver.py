@@ -18,8 +18,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import optuna
-
 from bo_tuner import engine as engine_module
 from bo_tuner.budget import Budget
 from bo_tuner.cluster import Cluster
@@ -152,7 +150,7 @@ def plan_death(store: StudyStore, point: str, nth: int) -> None:
     if point == "after-begin":
         after(storage, "create_new_trial", count)
     elif point == "after-tell":
-        after(optuna.Study, "tell", count)
+        after(storage, "set_trial_state_values", count)
     elif point == "after-study":
         after(storage, "create_new_study", count)
     elif point == "in-transaction":

@@ -105,6 +105,14 @@ def overtake(store: StudyStore) -> None:
         pass
 
 
+def has_lost(store: StudyStore) -> bool:
+    try:
+        store.check_lease()
+    except StudyBusyError:
+        return True
+    return False
+
+
 def wait_for(is_so: Callable[[], bool]) -> None:
     deadline = time.monotonic() + _LONGEST_WAIT_S
     while not is_so():
@@ -485,7 +493,7 @@ def test_a_lease_that_another_took_over_is_noticed_and_left_to_it(
 ) -> None:
     with store.drive(n_ranks=1):
         overtake(StudyStore(open_location(storage_url), "mine"))
-        wait_for(lambda: store._lease is not None and store._lease.lost is not None)
+        wait_for(lambda: has_lost(store))
         with pytest.raises(StudyBusyError) as caught:
             store.check_lease()
         assert (caught.value.host, caught.value.pid) == ("elsewhere", 4711)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bo_tuner.cli.tune import _again
+from bo_tuner.cli.tune import command_to_go_on
 from bo_tuner.errors import BoTunerError, ConfigError, StoreError
 from bo_tuner.storage import Location
 from bo_tuner.storage.study_store import study_names
@@ -316,8 +316,8 @@ def test_the_folder_of_a_url_without_a_password_is_that_of_version_0_1_0(tmp_pat
 def test_the_command_that_goes_on_is_shown_without_the_password() -> None:
     url = "postgresql://u:secret@h/name"
     for words in (["--storage", url], [f"--storage={url}"]):
-        told = _again(["tune", "bert-tiny", *words], url)
+        told = command_to_go_on(["tune", "bert-tiny", *words], url)
         assert "secret" not in told
         assert "postgresql://u:***@h/name" in told
         assert "in the place of ***" in told
-    assert _again(["tune", "bert-tiny"], None) == ":\n  bo-tuner tune bert-tiny"
+    assert command_to_go_on(["tune", "bert-tiny"], None) == ":\n  bo-tuner tune bert-tiny"
