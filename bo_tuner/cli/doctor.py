@@ -24,7 +24,7 @@ def doctor(
     storage: Storage = None,
     ranks: Annotated[
         int | None,
-        typer.Option(help="Ranks that must meet.", min=1, show_default="2, or 1 where there is one device"),
+        typer.Option(help="Ranks that must meet.", min=1, show_default="all visible GPUs, or 2 CPU ranks"),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     as_json: AsJson = False,

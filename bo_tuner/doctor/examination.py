@@ -41,7 +41,7 @@ def examine(
 
     Args:
         device: `auto`, `cpu` or `cuda`.
-        n_ranks: Ranks that must meet; None for two, or one where there is one device.
+        n_ranks: Ranks that must meet; None for all visible GPUs, or two on a CPU.
         storage: Database URL; None for the default.
         tell: Is told what is waited for.
         debug: Tell the traceback of a check that breaks too.
@@ -67,7 +67,7 @@ def examine(
 
     def devices() -> Finding:
         try:
-            clusters.append(_cluster(device, n_ranks))
+            clusters.append(Cluster.detect(device=device, n_ranks=n_ranks))
         except ClusterError as error:
             found, *way_out = re.split(r"[;:] (?=use |mend |correct |leave |name |make )", str(error), maxsplit=1)
             return fail("devices", found, *(way_out or ["use --device cpu"]))
@@ -114,7 +114,12 @@ def examine(
     for name, check in whether_it_will_do.items():
         yield from look(name, check, tell, debug=debug)
     if clusters and not has_failed:
-        yield from look("fork server", lambda: examine_group(clusters[0], tell), tell, debug=debug)
+        yield from look(
+            "fork server",
+            lambda: examine_group(clusters[0], tell, gpus=drivers[0].visible if drivers else ()),
+            tell,
+            debug=debug,
+        )
 
 
 def look(name: str, check: Callable[[], _Found], tell: Callable[[str], None], *, debug: bool) -> Iterator[Finding]:
@@ -127,13 +132,6 @@ def look(name: str, check: Callable[[], _Found], tell: Callable[[str], None], *,
             tell(traceback.format_exc())
         text = " ".join(f"{type(error).__name__}: {error}".split())
         yield warn(name, f"could not be looked at: {text}", "mend what the text names; --debug shows where it happened")
-
-
-def _cluster(device: str, n_ranks: int | None) -> Cluster:
-    cluster = Cluster.detect(device=device, n_ranks=n_ranks)
-    if n_ranks is None and cluster.n_ranks > _USUAL_RANKS:
-        return Cluster.detect(device=device, n_ranks=_USUAL_RANKS)
-    return cluster
 
 
 def _own_version() -> Finding:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from bo_tuner.cluster import Cluster
 from bo_tuner.doctor.finding import Finding, fail, ok, warn
+from bo_tuner.doctor.pairs import pairs
 from bo_tuner.errors import LaunchError
 from bo_tuner.objectives.launch import ForkServer, RankGroup
 from bo_tuner.objectives.training import extensions, training_server
@@ -34,11 +35,12 @@ _MEETING_MEND = {
 }
 
 
-def examine_group(cluster: Cluster, tell: Callable[[str], None]) -> Iterator[Finding]:
-    """Start a fork server, form a group of `cluster`, time its all-reduce.
+def examine_group(cluster: Cluster, tell: Callable[[str], None], *, gpus: Sequence[int] = ()) -> Iterator[Finding]:
+    """Start a fork server, form a group of `cluster`, time its all-reduce; of three GPUs or more each pair, too.
 
     Args:
         cluster: The ranks.
+        gpus: Index of each rank's GPU.
         tell: Is told what is waited for.
     """
     with training_server(cluster) as server:
@@ -51,6 +53,9 @@ def examine_group(cluster: Cluster, tell: Callable[[str], None]) -> Iterator[Fin
             return
         tell(f"forming a group of {count(cluster.n_ranks, 'rank')} ...")
         yield from meeting(server, cluster)
+        if cluster.device == "cuda" and cluster.n_ranks > 2:
+            tell("trying each pair of GPUs ...")
+            yield pairs(server, cluster, gpus=gpus)
 
 
 def server_start(server: ForkServer) -> Finding:

@@ -44,7 +44,13 @@ def gpu_server(gpu: Cluster) -> Iterator[ForkServer]:
 def bert_base(gpu: Cluster, gpu_server: ForkServer) -> Workload:
     model = ModelSpec.resolve("bert-base-uncased")
     facts = model_facts(Workload(model=model, n_parameters=0, seq_len=128), gpu_server, device="cuda")
-    return Workload(model=model, n_parameters=facts.n_parameters, seq_len=128, precision=gpu.usual_precision)
+    return Workload(
+        model=model,
+        n_parameters=facts.n_parameters,
+        seq_len=128,
+        precision=gpu.usual_precision,
+        structure=facts.structure,
+    )
 
 
 def run(
@@ -171,3 +177,33 @@ def test_the_doctor_finds_the_gpu_and_its_ranks_meet_over_nccl(gpu: Cluster) -> 
     assert not [finding for finding in findings.values() if finding.status is Status.FAIL]
     assert findings["gpu 0"].details["memory_bytes"] >= gpu.memory_bytes
     assert findings["process group"].details["back_end"] == "NCCL"
+
+
+# -- several GPUs --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def gpus(gpu: Cluster) -> Cluster:
+    try:
+        return Cluster.detect(device="cuda", n_ranks=2)
+    except ClusterError as error:
+        pytest.skip(f"fewer than two GPUs here: {error}")
+
+
+@pytest.mark.parametrize("changed", [{"zero_stage": 0}, {"zero_stage": 3}, {"pipeline_depth": 2}])
+def test_two_gpus_train_together(
+    bert_base: Workload, gpus: Cluster, gpu_server: ForkServer, tmp_path: Path, changed: dict[str, int]
+) -> None:
+    config = TrainConfig.from_params({"micro_batch_size": 8, "grad_accum_steps": 2, **changed})
+    result = run(bert_base, gpus, gpu_server, tmp_path, config, int(0.92 * gpus.memory_bytes))
+    assert result.outcome is Outcome.COMPLETE, f"{result.reason}\n{result.log_tail}"
+    assert result.measurement is not None
+    assert len(result.measurement.device_peak_bytes or ()) == 2
+
+
+def test_the_doctor_examines_all_gpus_and_each_pair(gpus: Cluster) -> None:
+    findings = {finding.name: finding for finding in examine(device="cuda", tell=print)}
+    assert not [finding for finding in findings.values() if finding.status is Status.FAIL]
+    n_gpus = findings["devices"].details["n_ranks"]
+    assert n_gpus >= gpus.n_ranks
+    assert ("pairs" in findings) == (n_gpus > 2)

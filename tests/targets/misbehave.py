@@ -102,3 +102,16 @@ def meet_and_leave(channel: Channel, rank: int, spec: Path) -> None:
     channel.send({"event": "formed", "seconds": 0.1})
     time.sleep(0.5)
     raise RuntimeError("on purpose")
+
+
+def exchange_but_with_two(channel: Channel, rank: int, spec: Path) -> None:
+    """Exchange in pairs, but for ranks 0 and 2, which hang once they have begun."""
+    import json
+
+    from bo_tuner.doctor.ranks import exchange_in_pairs
+
+    told = json.loads(spec.read_text(encoding="utf-8"))
+    if rank in (0, 2) and [0, 2] in [pair for pairs in told["rounds"] for pair in pairs]:
+        channel.send({"event": "begun", "pair": [0, 2]})
+        time.sleep(3600)
+    exchange_in_pairs(channel, rank, spec)
