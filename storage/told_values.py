@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from bo_tuner.trial import TrialRecord, best_of
 
@@ -24,7 +24,8 @@ STANDING = "constraints:standing"
 
 def keep_told_values(storage: RDBStorage, study_id: int, records: Sequence[TrialRecord]) -> None:
     """Write what `records` tell, where Optuna has something else."""
-    from optuna.storages._rdb.models import TrialModel, TrialState, TrialSystemAttributeModel, TrialValueModel
+    from optuna.storages._rdb.models import TrialModel, TrialSystemAttributeModel, TrialValueModel
+    from optuna.trial import TrialState
     from sqlalchemy.orm import Session
 
     best = best_of(records)
@@ -32,7 +33,7 @@ def keep_told_values(storage: RDBStorage, study_id: int, records: Sequence[Trial
     with Session(storage.engine) as session, session.begin():
         trials = session.query(TrialModel).filter(TrialModel.study_id == study_id)
         for trial in trials.filter(TrialModel.state == TrialState.COMPLETE).all():
-            record = told.get(trial.number)
+            record = told.get(cast("int", trial.number))
             values = record.goal.values(record) if record is not None else None
             if record is None or values is None:
                 continue

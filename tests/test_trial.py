@@ -246,12 +246,13 @@ def test_a_confirmation_that_failed_leaves_the_trial_its_figure_and_takes_its_st
 
 def test_intervals_and_bounds_of_trials_that_ran_follow_what_is_known_of_launches() -> None:
     record = replace(complete(0, 0.5), noise=prior_of("cuda").given([]))
+    assert record.result is not None
     pruned = replace(
         record,
         result=replace(
             record.result, outcome=Outcome.PRUNED, bound_samples_per_s=200.0, steps_bound_samples_per_s=130.0
         ),
-    )  # type: ignore[type-var]  # it has one
+    )
     repeated = [complete(9, step_s).result for step_s in (0.5, 0.504, 0.496, 0.5, 0.502, 0.498)]
     quiet = launch_noise([replace(record, repeats=tuple(repeated))], prior_of("cuda"))  # type: ignore[arg-type]  # they have
     before, after = (replace(record, noise=noise).samples_per_s_interval for noise in (record.noise, quiet))
@@ -264,9 +265,9 @@ def test_intervals_and_bounds_of_trials_that_ran_follow_what_is_known_of_launche
 def test_a_trial_that_was_ended_early_is_open_again_while_its_bound_is_above_the_best() -> None:
     noise = LaunchNoise(sd=0.02, half_width=0.04, far=0.05, n_free=9)
     best = replace(complete(0, 0.5), noise=noise)
-    result = replace(
-        complete(1, 0.55).result, outcome=Outcome.PRUNED, bound_samples_per_s=120.0, steps_bound_samples_per_s=117.0
-    )  # type: ignore[type-var]  # it has one
+    slow = complete(1, 0.55).result
+    assert slow is not None
+    result = replace(slow, outcome=Outcome.PRUNED, bound_samples_per_s=120.0, steps_bound_samples_per_s=117.0)
     early = replace(complete(1, 0.55), result=result, noise=noise)
     assert reopened([best, early]) == []
     fallen = confirmed(best, 0.53)
