@@ -35,7 +35,7 @@ from bo_tuner.open_candidates import OpenCandidates
 from bo_tuner.outcome import TrialLimits, TrialResult
 from bo_tuner.samplers import SpaceExhausted
 from bo_tuner.samplers.bayesian import BayesianSampler
-from bo_tuner.space import SearchSpace
+from bo_tuner.space import SearchSpace, lightest
 from bo_tuner.trial import TrialRecord, best_of
 
 __all__ = ["PROBLEMS", "Case", "Ended", "Summary", "study", "summary"]
@@ -167,7 +167,7 @@ def study(name: str, case: Case, *, factor: float, seed: int, part: str = "all",
     chance: float | None = None
     while len(records) < n_trials and (chance is None or chance >= _SMALL_CHANCE):
         try:
-            config = sampler.next_config(records)
+            config = _next_config(sampler, configs, records)
         except SpaceExhausted:
             break
         best = best_of(records)
@@ -187,6 +187,16 @@ def study(name: str, case: Case, *, factor: float, seed: int, part: str = "all",
         promised=chance if chance is not None else 1.0,
         left=max(float(rates.max() / max(rates[ran].max(initial=0.0), 1e-9)), 1.0),
     )
+
+
+def _next_config(
+    sampler: BayesianSampler, configs: Sequence[TrainConfig], records: Sequence[TrialRecord]
+) -> TrainConfig:
+    """As the engine asks: while nothing has run, the config that needs least follows a lack of memory."""
+    least = lightest(configs)
+    if records and not any(record.has_run for record in records) and least not in [one.config for one in records]:
+        return least
+    return sampler.next_config(records)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
