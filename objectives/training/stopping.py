@@ -98,9 +98,9 @@ class StoppingRule:
 
     @property
     def phase(self) -> str:
-        """What the step that runs is for, as far as can be told: `warmup` or `measure`."""
+        """What the newest step was for, as far as can be told: `warmup` or `measure`."""
         is_unsettled = self._settled is None and len(self._slowest_s) >= _FEWEST_STEPS
-        return "warmup" if not self._slowest_s or is_unsettled else "measure"
+        return "warmup" if len(self._slowest_s) < 2 or is_unsettled else "measure"
 
     @property
     def n_warmup(self) -> int:

@@ -73,7 +73,7 @@ class Trials:
             group = self._server.launch(
                 "on_gpus:rank", spec=self._spec, environments=[{}, {}], logs=[self._server.run_dir / "log"] * 2
             )
-            limits = TrialLimits(memory_bytes=LIMIT_BYTES, max_steps=20, deadline_s=60)
+            limits = TrialLimits(memory_bytes=LIMIT_BYTES, max_steps=45, deadline_s=60)
             watch = TrialWatch(group, TrainConfig(), limits, changes, cluster=CLUSTER, started=started, devices=devices)
             try:
                 watch.run()

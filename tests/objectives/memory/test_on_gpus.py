@@ -59,7 +59,7 @@ def test_memory_is_kept_as_allocator_process_and_device_see_it(told: dict[str, A
 
 def test_power_and_energy_are_those_of_all_devices_over_the_measured_steps(told: dict[str, Any]) -> None:
     result = told["quiet"]
-    assert result["measurement"]["power_w"] == pytest.approx(200 + 70)
+    assert result["measurement"]["power_w"] == pytest.approx(200 + 70, rel=0.01)
     n_steps = len(result["measurement"]["step_times_s"][0])
     assert result["measurement"]["energy_j"] == pytest.approx(270 * 0.05 * n_steps, rel=0.05)
 
