@@ -10,6 +10,9 @@ from bo_tuner.text import count, duration
 
 __all__ = ["Budget", "Spent"]
 
+_MOST = 1e12
+"""Of any unit: far beyond all use, and well within what numbers hold."""
+_MOST_DIGITS = 100
 _UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _PART = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[a-z]+(?:[-\s]?h)?)", re.IGNORECASE)
 _EXAMPLES = 'as in "20 trials", "15m", "2 gpu-h", or several with commas as in "20 trials, 1h"'
@@ -59,6 +62,8 @@ class Budget:
         limits = (self.trials, self.seconds, self.device_hours)
         if all(limit is None for limit in limits) or any(limit is not None and limit <= 0 for limit in limits):
             raise ConfigError(f"--budget must be more than nothing, {_EXAMPLES}; got {self}")
+        if any(limit is not None and not limit <= _MOST for limit in limits):
+            raise ConfigError(f"--budget must be at most {_MOST:.0f} of anything, seconds included")
 
     @classmethod
     def parse(cls, text: str | int | Budget) -> Budget:
@@ -69,8 +74,10 @@ class Budget:
         """
         if isinstance(text, Budget):
             return text
-        if isinstance(text, int) or text.strip().isdecimal():
+        if isinstance(text, int) or (text.strip().isdecimal() and len(text.strip()) <= _MOST_DIGITS):
             return cls(trials=int(text))
+        if len(text) > _MOST_DIGITS:
+            raise ConfigError(f"--budget must be at most {_MOST_DIGITS} characters long; got {len(text)}")
         found: dict[str, float] = {}
         for part in _split(text):
             kind, amount = _read(part, text)
@@ -102,7 +109,7 @@ class Budget:
         if self.seconds is not None:
             parts.append(f"{duration(spent.seconds)} of {duration(self.seconds)}")
         if self.device_hours is not None:
-            parts.append(f"{spent.device_seconds / 3600:.2f} of {self.device_hours:g} gpu-h")
+            parts.append(f"{spent.device_seconds / 3600:.2f} of {_plain(self.device_hours)} gpu-h")
         return ", ".join(parts)
 
     def fraction_used(self, spent: Spent) -> float:
@@ -139,10 +146,15 @@ class Budget:
         if self.trials is not None:
             parts.append(count(self.trials, "trial"))
         if self.seconds is not None:
-            parts.append(f"{self.seconds:.15g}s")
+            parts.append(f"{_plain(self.seconds)}s")
         if self.device_hours is not None:
-            parts.append(f"{self.device_hours:g} gpu-h")
+            parts.append(f"{_plain(self.device_hours)} gpu-h")
         return ", ".join(parts)
+
+
+def _plain(number: float) -> str:
+    """As `parse` reads it: without an exponent."""
+    return f"{number:.9f}".rstrip("0").rstrip(".")
 
 
 def _split(text: str) -> list[str]:

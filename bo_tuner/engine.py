@@ -313,7 +313,10 @@ class Engine:
             records = self._store.records()
             finalist = self._finalist(records)
             again = next(iter(reopened(records)), None)
-            if finalist is not None and (not n_confirmed or self._has_time(finalist, records, times=LENGTH)):
+            needs = (
+                LENGTH if n_confirmed else 1.0
+            )  # for the first, time was kept back, of which starts and ends take some
+            if finalist is not None and self._has_time(finalist, records, times=needs):
                 self._confirm(finalist, records)
                 n_confirmed += 1
             elif again is not None and self._has_time(again, records):

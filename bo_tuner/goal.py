@@ -19,6 +19,9 @@ __all__ = ["GOALS", "THROUGHPUT", "Direction", "Goal", "Measure"]
 
 Direction = Literal["maximize", "minimize"]
 
+_LEAST_PRICE = 1e-9
+"""Numbers that are far smaller or larger, and costs that follow from them, lose their digits."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
@@ -149,6 +152,10 @@ class Goal:
             )
         if price is not None and not 0 < price < math.inf:
             raise ConfigError(f"--price-per-gpu-hour must be a number over 0; got {price:g}")
+        if price is not None and not _LEAST_PRICE <= price <= 1 / _LEAST_PRICE:
+            raise ConfigError(
+                f"--price-per-gpu-hour must be from {_LEAST_PRICE:g} to {1 / _LEAST_PRICE:g}; got {price:g}: use another unit of money"
+            )
 
     @classmethod
     def of(cls, objective: str, *, price_per_gpu_hour: float | None = None, n_ranks: int) -> Goal:

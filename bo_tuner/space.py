@@ -35,6 +35,10 @@ class BackEnd(Protocol):
         ...
 
 
+_MOST_SAMPLES = 2**40
+"""Of a step: far beyond all use. From 2**53 on numbers of samples are not exact any more."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRule:
     """What the global batch (samples per optimizer step) may be."""
@@ -55,6 +59,8 @@ class BatchRule:
         for option, value in (("--global-batch", global_batch), ("--max-global-batch", max_global_batch)):
             if value is not None and value < 1:
                 raise ConfigError(f"{option} must be at least 1; got {value}")
+            if value is not None and value > _MOST_SAMPLES:
+                raise ConfigError(f"{option} must be at most {_MOST_SAMPLES} samples; got {value}")
         if global_batch is not None:
             return cls(kind="fixed", global_batch=global_batch)
         if max_global_batch is not None:

@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import json
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-__all__ = ["count", "did_you_mean", "duration", "fraction_in", "gib", "large", "rate", "seconds"]
+__all__ = [
+    "count",
+    "did_you_mean",
+    "duration",
+    "fraction_in",
+    "gib",
+    "json_text",
+    "large",
+    "percent",
+    "rate",
+    "seconds",
+]
 
 
 def count(number: int, noun: str) -> str:
@@ -58,3 +72,21 @@ def fraction_in(text: str) -> float | None:
         return float(text.strip().removesuffix("%")) / (100 if text.strip().endswith("%") else 1)
     except ValueError:
         return None
+
+
+def percent(hundredths: float) -> str:
+    """Two figures, and whole numbers from 100 on: "1.5 %", "42 %", "130 %"."""
+    return f"{hundredths:.2g} %" if abs(hundredths) < 99.5 else f"{hundredths:.0f} %"
+
+
+def json_text(data: Any) -> str:
+    """Data as JSON that every program reads: numbers that are none or infinite are null."""
+    return json.dumps(_finite(data), indent=2, allow_nan=False)
+
+
+def _finite(data: Any) -> Any:
+    if isinstance(data, Mapping):
+        return {name: _finite(value) for name, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data

@@ -425,5 +425,5 @@ def _why(reason: StopReason, chance: float | None, min_gain: float) -> str:
     """Why a study ended, with the figure where there is one."""
     if reason is not StopReason.CONVERGED or chance is None:
         return reason.value
-    percent = "under 1 %" if chance < 0.01 else f"{chance:.0%}".replace("%", " %")
+    percent = f"under {math.floor(chance * 100) + 1} %"  # rounded, one of 4.6 % would read as the 5 % that it is under
     return f"{reason.value}: the chance that one is, by more than {min_gain * 100:g} %, is {percent}"

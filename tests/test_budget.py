@@ -165,3 +165,16 @@ def test_spending_goes_on_on_the_devices_that_it_was_for() -> None:
     spent = Spent(trials=3, seconds=10, device_seconds=40)
     assert spent.later(5) == Spent(trials=3, seconds=15, device_seconds=60)
     assert Spent().later(5) == Spent(seconds=5)
+
+
+@pytest.mark.parametrize("text", ["1000000 gpu-h", "0.00001 gpu-h", "12345678901s", "20 trials, 90s, 2.5 gpu-h"])
+def test_a_budget_is_written_as_it_is_read(text: str) -> None:
+    budget = Budget.parse(text)
+    assert "e" not in str(budget).replace("trials", "")
+    assert Budget.parse(str(budget)) == budget
+
+
+@pytest.mark.parametrize("text", ["9" * 400, f"{'9' * 400}s", "9" * 5000, f"{'9' * 50} gpu-h", f"{'9' * 20} trials"])
+def test_a_budget_beyond_all_use_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="--budget must be at most"):
+        Budget.parse(text)

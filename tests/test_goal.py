@@ -203,3 +203,9 @@ def test_a_goal_that_makes_no_sense_is_refused_in_one_line(options: dict[str, An
         Goal.of(**options, n_ranks=8)
     assert words in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("price", [1e-320, 1e308])
+def test_a_price_whose_costs_would_lose_their_digits_is_refused(price: float) -> None:
+    with pytest.raises(ConfigError, match="--price-per-gpu-hour must be from 1e-09 to 1e"):
+        Goal.of("cost", price_per_gpu_hour=price, n_ranks=2)

@@ -483,3 +483,9 @@ def test_a_space_from_before_configs_were_listed_is_read() -> None:
     old = SearchSpace(max_micro_batch=3).to_dict()
     del old["listed"]
     assert SearchSpace.from_dict(old) == SearchSpace(max_micro_batch=3)
+
+
+def test_a_batch_beyond_what_numbers_tell_apart_is_refused() -> None:
+    for option in ("global_batch", "max_global_batch"):
+        with pytest.raises(ConfigError, match="-batch must be at most 1099511627776 samples"):
+            BatchRule.of(**{option: 2**53 + 1})

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 import typer
+
+from bo_tuner.text import json_text
 
 __all__ = ["AsJson", "Debug", "Storage", "StudyName", "print_json"]
 
@@ -20,4 +21,4 @@ StudyName = Annotated[str, typer.Argument(metavar="STUDY", help="Name of the stu
 
 def print_json(data: Any) -> None:
     """One JSON document on stdout."""
-    print(json.dumps(data, indent=2))
+    print(json_text(data))

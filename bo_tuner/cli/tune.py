@@ -225,7 +225,13 @@ def tune(
     if result.best is None:
         raise NothingFitsError(_why_nothing(result))
     if out is not None:
-        files = result.best.export(out)
+        try:
+            files = result.best.export(out)
+        except ConfigError as error:
+            if result.manifest.origin.kind != "replay":
+                raise
+            print(f"nothing is written to {out}: {error}", file=sys.stderr)  # the study is good all the same
+            return
         print(export_text(result.best.record, result.manifest.origin), file=sys.stderr)
         print(
             f"wrote {', '.join(dict.fromkeys(file.relative_to(out).parts[0] for file in files))} to {out}; "

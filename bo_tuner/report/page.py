@@ -22,7 +22,7 @@ from bo_tuner.report.frontier import frontiers, layout_label
 from bo_tuner.report.standing import as_deepspeed_counts, confirmation_text, plus_minus, remarks, without_value
 from bo_tuner.space import default_config
 from bo_tuner.storage import Manifest
-from bo_tuner.text import count, gib, seconds
+from bo_tuner.text import count, gib, percent, seconds
 from bo_tuner.trial import TrialRecord, best_of, last_limit_bytes, pareto_front
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ def _memory(answer: Answer) -> dict[str, Any]:
         return {"margin": _NONE, "text": "peak or limit is not known", "used_pct": None, "is_over": False}
     margin_pct = 100 * abs(margin) / limit
     return {
-        "margin": f"{gib(abs(margin))} ({margin_pct:.2g} %)",
+        "margin": f"{gib(abs(margin))} ({percent(margin_pct)})",
         "text": f"peak {gib(peak)} of {gib(limit)} a rank"
         + (": the limit was lowered since, and this config is over it" if margin < 0 else ""),
         "used_pct": round(min(100 * peak / limit, 100), 1),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from bo_tuner.goal import Goal
 from bo_tuner.origin import REAL, Origin
 from bo_tuner.outcome import Measurement, TrialResult
-from bo_tuner.text import count, gib, rate
+from bo_tuner.text import count, gib, percent, rate
 from bo_tuner.trial import TrialRecord, goal_of, last_limit_bytes, memory_margin
 
 __all__ = ["as_deepspeed_counts", "confirmation_text", "margin_text", "plus_minus", "remarks", "without_value"]
@@ -25,12 +25,12 @@ def plus_minus(record: TrialRecord, run: TrialResult | None = None) -> str:
     if interval is None or not value:
         return ""
     half_pct = 50 * (interval[1] - interval[0]) / value
-    return f"+-{half_pct:.2g} %" if half_pct < 100 else "+-?"  # ASCII: it goes to any terminal and file
+    return f"+-{percent(half_pct)}" if half_pct < 100 else "+-?"  # ASCII: it goes to any terminal and file
 
 
 def as_deepspeed_counts(measurement: Measurement) -> str:
     """Samples/s of forward, backward and step alone, and how far that overstates: "7.02 (+4.1 %)"."""
-    return f"{rate(measurement.engine_samples_per_s).removesuffix('/s')} (+{100 * measurement.overstatement:.2g} %)"
+    return f"{rate(measurement.engine_samples_per_s).removesuffix('/s')} (+{percent(100 * measurement.overstatement)})"
 
 
 def confirmation_text(record: TrialRecord, origin: Origin = REAL) -> str:
@@ -57,7 +57,7 @@ def margin_text(record: TrialRecord, limit_bytes: int | None) -> str:
     peak, margin = record.peak_memory_bytes, memory_margin(record, limit_bytes)
     if peak is None or limit_bytes is None or margin is None:
         return "peak memory or its limit is not known"
-    left = f"{gib(margin)} ({100 * margin / limit_bytes:.2g} %) left" if margin >= 0 else f"{gib(-margin)} over it"
+    left = f"{gib(margin)} ({percent(100 * margin / limit_bytes)}) left" if margin >= 0 else f"{gib(-margin)} over it"
     return f"peak {gib(peak)} of {gib(limit_bytes)} a rank, {left}"
 
 

@@ -77,10 +77,13 @@ def test_a_search_that_had_ended_goes_on_where_the_confirmation_makes_a_gain_lik
 
 def test_when_time_is_up_one_confirmation_is_made_at_a_time(bench: Bench) -> None:
     bench.run(Analytic(), "10 trials", space=TINY)
-    no_time = Budget(seconds=1e-6)
+    nothing = Analytic()
+    bench.run(nothing, Budget(seconds=1e-6), space=TINY, confirms=True, is_timed=True)
+    assert nothing.calls == [], "a budget holds for confirmations too"
     for name in TINY_BY_SPEED[:2]:
+        little = Budget(seconds=bench.store.spent().seconds + 1.9)  # less than twice what a trial says that it took
         objective = Analytic(slowed={"z0_gas1_mbs3": [2.0]})
-        bench.run(objective, no_time, space=TINY, confirms=True, is_timed=True)
+        bench.run(objective, little, space=TINY, confirms=True, is_timed=True)
         assert objective.calls == [name]
 
 
