@@ -303,8 +303,13 @@ class StudyStore:
         self._set_attr(_LAUNCHES_KEY, {**before, key: before.get(key, 0) + 1})
         try:
             yield
+        except KeyboardInterrupt:
+            self.location.open().is_patient = False  # it ends now, whether the storage answers or not
+            raise
         finally:
-            with contextlib.suppress(StoreError):  # what follows a storage that fails is told by the next write
+            with contextlib.suppress(
+                StoreError, StudyBusyError
+            ):  # what follows a storage that fails is told by the next write
                 self._set_attr(_LAUNCHES_KEY, before)
 
     def n_kills(self, record: TrialRecord, purpose: str = "") -> int:
