@@ -238,7 +238,9 @@ def test_the_expander_shows_the_deepspeed_config_of_the_best(browser: Browser, r
         assert not config.is_visible()
         visit.page.locator("summary", has_text="DeepSpeed config").click()
         assert config.is_visible()
-        assert json.loads(config.inner_text()) == deepspeed_config(best.config, manifest.workload, n_ranks=N_RANKS)
+        assert json.loads(config.inner_text()) == deepspeed_config(
+            best.config, manifest.workload, n_ranks=N_RANKS, device=manifest.cluster.device
+        )
 
 
 def test_a_click_on_a_heading_sorts_the_trials(browser: Browser, rich_file: Path) -> None:
