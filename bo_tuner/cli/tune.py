@@ -219,7 +219,8 @@ def tune(
     else:
         print(show_study(result.study_name, result.trials, result.manifest))
     print(f"stopped: {result.stopped_because}", file=sys.stderr)
-    failed = [record for record in result.trials if record.result and not record.result.outcome.teaches]
+    known = {record.config for record in result.trials if record.result and record.result.outcome.teaches}
+    failed = [record for record in result.trials if record.result and record.config not in known]
     if failed:
         print(f"{_failures(failed)}: the same command with --retry-failed tries again", file=sys.stderr)
     if result.best is None:
