@@ -50,8 +50,8 @@ def launched(environment: Mapping[str, str] | None = None) -> Launched | None:
     if step is not None and step < _FIRST_UNREAL_STEP:
         n_tasks = _number(variables, "SLURM_STEP_NUM_TASKS") or _number(variables, "SLURM_NTASKS") or 1
         if n_tasks > 1:
-            rank = _number(variables, "SLURM_PROCID") or 0
-            return Launched(by="srun", rank=rank, n_processes=n_tasks, way_out="srun -n1 starts it once")
+            number = _number(variables, "SLURM_PROCID") or 0
+            return Launched(by="srun", rank=number, n_processes=n_tasks, way_out="srun -n1 starts it once")
     for by, rank_name, number_name, what in _LAUNCHERS:
         rank, n_processes = _number(variables, rank_name), _number(variables, number_name)
         if rank is not None and n_processes is not None and n_processes > 1:
