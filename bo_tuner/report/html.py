@@ -56,12 +56,16 @@ _SECTIONS = {
 """Heading and caption of every figure."""
 
 
+_LONGEST_NAME = 200
+"""Bytes of a page's name without its ending; file systems take 255 of both."""
+
+
 def write_report(study: ReportedStudy, path: Path | None = None) -> Path:
     """Write the page, whole or not at all.
 
     Args:
         study: What to tell.
-        path: The file; None for STUDY.html in the current folder.
+        path: The file; None for STUDY.html in the current folder, cut where no file system takes so long a name.
 
     Returns:
         The file.
@@ -69,7 +73,8 @@ def write_report(study: ReportedStudy, path: Path | None = None) -> Path:
     Raises:
         StoreError: The file cannot be written.
     """
-    path = path or Path(f"{study.name.replace('/', '_')}.html")
+    name = study.name.replace("/", "_").encode()[:_LONGEST_NAME].decode(errors="ignore")
+    path = path or Path(f"{name}.html")
     write_page(report_html(study), path)
     return path
 

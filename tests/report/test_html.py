@@ -343,6 +343,15 @@ def test_a_report_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -
     assert [path.name for path in tmp_path.iterdir()] == ["folder.html"]
 
 
+def test_the_page_of_a_study_with_a_very_long_name_lies_under_as_much_of_it_as_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = "a" + "ß/" * 150
+    file = write_report(reported(name, EDGES["one"]))
+    assert file.exists() and file.name == "a" + "ß_" * 66 + ".html"
+
+
 def test_power_and_clocks_that_were_held_down_are_told_where_the_devices_tell() -> None:
     (record,) = EDGES["one"]
     assert record.result is not None and record.result.measurement is not None
