@@ -278,7 +278,7 @@ class TrialResult:
     def from_dict(cls, data: Mapping[str, Any]) -> TrialResult:
         """The inverse of `to_dict`."""
         measurement = data.get("measurement")
-        values = {**known_fields(cls, data), "outcome": Outcome(data["outcome"])}
+        values: dict[str, Any] = {**known_fields(cls, data), "outcome": Outcome(data["outcome"])}
         values["measurement"] = Measurement.from_dict(measurement) if measurement else None
         values["rank_peaks_bytes"] = tuple(data.get("rank_peaks_bytes", ()))
         return cls(**values)
