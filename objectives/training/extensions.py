@@ -26,7 +26,7 @@ __all__ = ["is_cached", "keep", "private_copy", "remove_locks"]
 def private_copy(run_dir: Path) -> Path:
     """A folder for TORCH_EXTENSIONS_DIR inside `run_dir`, filled with what was built before."""
     folder = run_dir / "extensions"
-    folder.mkdir(mode=0o700)
+    folder.mkdir(mode=0o700, parents=True)
     own = os.environ.get("TORCH_EXTENSIONS_DIR")
     try:
         for source in (_cache(), *([Path(own)] if own else [])):
