@@ -104,6 +104,15 @@ class ModelSpec:
         )
 
     @property
+    def remark(self) -> str:
+        """What of the model's config is left aside, in one line; empty when it is taken whole."""
+        quantization = self.architecture.get("quantization_config")
+        if not quantization:
+            return ""
+        method = quantization.get("quant_method", "") if isinstance(quantization, Mapping) else ""
+        return f"the config's quantization{f' ({method})' if method else ''} is ignored: all weights are trained, in full precision"
+
+    @property
     def longest_seq_len(self) -> int | None:
         """Most tokens a sample may have, where positions are limited."""
         for field in _LENGTH_FIELDS:

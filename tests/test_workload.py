@@ -255,3 +255,18 @@ def test_the_label_leaves_out_a_length_that_is_not_known_yet_and_names_the_users
     )
     assert unknown.label == "mine_fp32"
     assert own.label == "mine_samples_fp32_optimizer-lambda"
+
+
+@pytest.mark.parametrize(
+    ("quantization", "remark"),
+    [
+        (
+            {"bits": 4, "quant_method": "awq"},
+            "the config's quantization (awq) is ignored: all weights are trained, in full precision",
+        ),
+        ({"bits": 4}, "the config's quantization is ignored: all weights are trained, in full precision"),
+        (None, ""),
+    ],
+)
+def test_a_quantization_that_is_left_aside_is_told(quantization: dict[str, Any] | None, remark: str) -> None:
+    assert spec(model_type="qwen2", quantization_config=quantization).remark == remark

@@ -12,6 +12,7 @@ import typer
 
 from bo_tuner.cli.options import AsJson, Debug
 from bo_tuner.errors import ConfigError, NothingFitsError
+from bo_tuner.objectives.training.sources import model_spec
 from bo_tuner.plan import plan as make_plan
 from bo_tuner.report.plan_json import plan_json
 from bo_tuner.report.plan_page import write_plan
@@ -93,6 +94,9 @@ def plan(
         raise ConfigError(f"--timeline says what the page of --out shows; got {timeline!r} without --out")
     if cluster is None:
         print("planned for this machine (--cluster plans for another)", file=sys.stderr)
+    remark = model_spec(model).remark
+    if remark:
+        print(f"note: {remark}", file=sys.stderr)
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # it looks for devices otherwise, and a plan needs none
     with contextlib.redirect_stdout(sys.stderr):  # what libraries and a user's function print is no result

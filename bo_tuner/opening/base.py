@@ -172,6 +172,7 @@ def introduction(
         *([manifest.origin.warning] if manifest.origin.warning else []),
         f"study {store.name} in {store.location.shown_url}" + (f", {manifest.fork}" if manifest.fork else ""),
         f"model {workload.model.name}, {size}{length}, {workload.precision}, {workload.optimizer}",
+        *([f"note: {workload.model.remark}"] if workload.model.remark else []),
         *([f"data {workload.data}"] if workload.data is not None else []),
         f"on {manifest.cluster}, memory limit {gib(memory_bytes)} a rank",
         *([f"objective {manifest.goal}"] if manifest.goal != THROUGHPUT else []),

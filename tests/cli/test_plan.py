@@ -136,6 +136,17 @@ def test_without_a_global_batch_one_is_supposed_and_told(run_here: Run) -> None:
     assert json.loads(done.stdout)["global_batch"] == 32
 
 
+def test_a_quantization_that_is_left_aside_is_told_first(run_here: Run, tmp_path: Path) -> None:
+    small = {"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 1, "vocab_size": 16}
+    own = {**small, "quantization_config": {"bits": 4, "quant_method": "awq"}}
+    (tmp_path / "config.json").write_text(json.dumps(own), encoding="utf-8")
+    done = run_here("plan", str(tmp_path), "--cluster", "2xV100-16GB", "--seq-len", "16")
+    assert done.returncode == 0
+    assert done.stderr.splitlines()[0] == (
+        "note: the config's quantization (awq) is ignored: all weights are trained, in full precision"
+    )
+
+
 def test_a_config_whose_model_has_code_of_its_own_is_sent_the_way_of_functions(run_here: Run, tmp_path: Path) -> None:
     own = {
         "architectures": ["MyGLMForConditionalGeneration"],
