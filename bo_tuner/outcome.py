@@ -111,6 +111,8 @@ class Measurement:
     """False when a step gave a loss of NaN or infinity."""
     n_warmup: int = 0
     """Steps run before those measured."""
+    n_skipped: int = 0
+    """Steps that changed no weights, since gradients overflowed, as first steps in fp16 do; they count nowhere else."""
     is_settled: bool = True
     """False when step times still drifted at the last step."""
 

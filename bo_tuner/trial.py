@@ -238,6 +238,7 @@ class TrialRecord:
         return {
             "samples_per_s_interval": [_finite(rate) for rate in interval] if interval else None,
             "n_steps": len(measurement.slowest_s) if measurement else None,
+            "n_skipped": measurement.n_skipped if measurement else None,
             "engine_samples_per_s": _finite(measurement.engine_samples_per_s) if measurement else None,
             "bound_samples_per_s": None if self.bound_samples_per_s is None else _finite(self.bound_samples_per_s),
             "fits_today": self.fits_today,
@@ -389,6 +390,7 @@ def _together(runs: Sequence[TrialResult]) -> TrialResult:
         is_loss_finite=all(one.is_loss_finite for one in measured),
         is_settled=all(one.is_settled for one in measured),
         n_warmup=sum(one.n_warmup for one in measured),
+        n_skipped=sum(one.n_skipped for one in measured),
     )
     return replace(runs[-1], measurement=joined, wall_s=sum(run.wall_s for run in runs))
 

@@ -22,6 +22,9 @@ from bo_tuner.outcome import Outcome
 
 __all__ = ["prepare", "run_rank"]
 
+_MOST_SKIPPED = 32
+"""Optimizer steps in a row that may overflow and count for nothing: from 2^16 the loss scale has long reached its least by then. What overflows
+for ever is measured as it is."""
 PRELOAD = (
     "torch",
     "torch._dynamo",
@@ -155,16 +158,21 @@ def _train(channel: Channel, rank: int, spec: Mapping[str, Any], enter: Callable
     data.fetch_first(longest_of=spec["longest_of"], times=2 * accum)
     data.on_fetch = heart.micro_batch
     enter("train")
-    step = 0
+    step, n_skipped = 0, 0
     while True:
+        n_skipped_before = engine.skipped_steps
         try:
             times = job.run_step(engine, data, grad_accum_steps=accum)
         except Exception as error:
             if step == 0 and not isinstance(error, job.JobError):
                 error.add_note(f"the first batch was {data.first}")
             raise
-        step += 1
         heart.beat()
+        n_skipped = n_skipped + 1 if engine.skipped_steps > n_skipped_before else 0
+        if 0 < n_skipped <= _MOST_SKIPPED:
+            channel.send({"event": "skipped"})
+            continue
+        step += 1
         channel.send(
             {
                 "event": "step",

@@ -75,6 +75,7 @@ class TrialWatch:
         self._guard = MemoryGuard(self._device_probe or host_probe, limit_bytes=limits.memory_bytes)
         self._look_at = started
         self._peaks = dict.fromkeys(range(cluster.n_ranks), 0)
+        self._n_skipped = dict.fromkeys(range(cluster.n_ranks), 0)
         self._is_loss_finite = True
         self._failure: RankFailure | None = None
         self._oom_kills = OomKills()
@@ -123,6 +124,8 @@ class TrialWatch:
                         self._life.start_ended(self._train_began)
             case "step":
                 self._take_step(rank, message)
+            case "skipped":
+                self._n_skipped[rank] += 1
             case _:
                 self._verdict.told(rank, message)
 
@@ -135,6 +138,11 @@ class TrialWatch:
             self._stop_for_memory(MemoryReading(rank=rank, used_bytes=self._peaks[rank]))
         if self._rule.n_finished > before:
             self._tell()
+
+    @property
+    def _skipped(self) -> int:
+        """Steps that every rank has skipped, since its gradients overflowed."""
+        return min(self._n_skipped.values())
 
     def _check_ends(self) -> None:
         now = time.monotonic()
@@ -172,7 +180,7 @@ class TrialWatch:
         if self._train_began is None or self._life is None:
             return
         now = time.monotonic()
-        self._pace.note(now, n_begun=self._life.n_micro_batches, n_steps=self._rule.n_finished)
+        self._pace.note(now, n_begun=self._life.n_micro_batches, n_steps=self._rule.n_finished + self._skipped)
         self._step_at_least_s = self._pace.too_long(now, excused_s=self._life.more_time_s)
         if self._step_at_least_s is not None:
             reason = (
@@ -230,6 +238,7 @@ class TrialWatch:
                 peak_memory_bytes=tuple(self._peaks[rank] for rank in range(self._cluster.n_ranks)),
                 is_loss_finite=self._is_loss_finite,
                 n_warmup=self._rule.n_warmup,
+                n_skipped=self._skipped,
                 is_settled=self._rule.is_settled,
                 process_peak_bytes=self._device_probe.process_peaks if self._device_probe else None,
                 device_peak_bytes=self._device_probe.device_peaks if self._device_probe else None,

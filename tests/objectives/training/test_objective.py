@@ -199,6 +199,41 @@ def test_a_loss_that_is_not_finite_is_said_and_is_no_failure(
     assert result.measurement is not None and not result.measurement.is_loss_finite
 
 
+OVERFLOWING = """
+import torch
+
+
+class Overflowing(torch.optim.SGD):
+    n_steps = 0
+
+    def step(self, closure=None):
+        self.n_steps += 1
+        return super().step(closure)
+
+    @property
+    def overflow(self):
+        return self.n_steps <= LAST
+
+
+def overflowing(parameters):
+    return Overflowing(parameters, lr=0.001)
+"""
+"""DeepSpeed takes the optimizer's word for it that a step overflowed, and counts it as skipped."""
+
+
+@pytest.mark.parametrize(("n_overflowing", "n_skipped"), [(2, 2), (10**9, 32)])
+def test_steps_that_overflow_are_no_steps_unless_all_do(
+    workload: Workload, cluster: Cluster, server: ForkServer, tmp_path: Path, n_overflowing: int, n_skipped: int
+) -> None:
+    file = tmp_path / "over.py"
+    file.write_text(OVERFLOWING.replace("LAST", str(n_overflowing)), encoding="utf-8")
+    result = run(replace(workload, optimizer=f"{file}:overflowing"), cluster, server, tmp_path)
+    assert result.outcome is Outcome.COMPLETE, f"{result.reason}\n{result.log_tail}"
+    assert result.measurement is not None
+    assert result.measurement.n_skipped == n_skipped
+    assert result.measurement.n_warmup + len(result.measurement.slowest_s) == 5
+
+
 def test_a_rank_over_the_limit_ends_the_trial_as_guarded(
     workload: Workload, cluster: Cluster, server: ForkServer, tmp_path: Path
 ) -> None:
