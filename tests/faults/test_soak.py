@@ -12,7 +12,7 @@ from bo_tuner.outcome import Outcome
 from bo_tuner.trial import best_of
 from tests.faults.study import GREEDY, Soaked, configs, drive, records, soak
 
-N = 14
+N = 15
 """Configs: with those that are tried twice, some twenty trials."""
 DIE_AT = (9,)
 
