@@ -176,7 +176,11 @@ WRONG_STEPS: Mapping[str, tuple[str, dict[str, str], list[str]]] = {
         {"model": "model"},
         ["ended with exit code 3 and said nothing"],
     ),
-    "a forward that exits": (forward("raise SystemExit('bye')"), {"model": "model"}, ["SystemExit in train: bye"]),
+    "a forward that exits": (
+        forward("raise SystemExit('bye')"),
+        {"model": "model"},
+        ["its code calls exit(bye) in train"],
+    ),
 }
 
 

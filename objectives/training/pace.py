@@ -44,7 +44,8 @@ class Pace:
         if n_steps > self._n_steps:
             self._last_step_s = (now - self._step_began) / (n_steps - self._n_steps)
             self._n_steps, self._step_began = n_steps, now
-        self._n_begun = max(n_begun, n_steps * self._n_of_step + 1)
+        # The slowest rank seems to be another one, and further back, once a late one has begun its first.
+        self._n_begun = max(self._n_begun, n_begun, n_steps * self._n_of_step + 1)
         if self._n_begun > 1 and self._second_began is None:
             self._second_began = now
 

@@ -57,3 +57,11 @@ def test_the_running_micro_batch_is_counted_within_its_step() -> None:
         pace.note(float(n_begun), n_begun=n_begun, n_steps=n_steps)
         assert pace.micro_batch == expected
     assert pace.running_s(8.5) == pytest.approx(4.5)
+
+
+def test_a_rank_that_begins_its_first_micro_batch_after_the_others_second_undoes_nothing() -> None:
+    pace = Pace(n_micro_batches=4, longest_s=10.0)
+    pace.note(0.0, n_begun=2, n_steps=0)
+    pace.note(0.1, n_begun=1, n_steps=0)
+    assert pace.too_long(0.1) is None
+    assert pace.micro_batch == 2
