@@ -50,7 +50,9 @@ def next_to_confirm(
         pair = _Pair.of(ahead, rival)
         if pair.n_rounds < _MOST_ROUNDS and pair.may_lose >= (min_gain or _USUAL_GAIN):
             return rival if len(rival.confirmations) < len(ahead.confirmations) else ahead
-        ahead = rival if pair.lead < 0 and rival.confirmations else ahead
+        if pair.lead < 0 and not rival.confirmations:
+            return rival  # the one before it turned out to be slower
+        ahead = rival if pair.lead < 0 else ahead
     return told if not told.confirmations else None
 
 

@@ -157,7 +157,7 @@ class ModelStructure:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ModelStructure:
         """The inverse of `dataclasses.asdict`."""
-        values = {**known_fields(cls, data), "layer_costs": tuple(data.get("layer_costs", ()))}
+        values: dict[str, Any] = {**known_fields(cls, data), "layer_costs": tuple(data.get("layer_costs", ()))}
         return cls(**values)
 
 
@@ -207,7 +207,8 @@ class Workload:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Workload:
         """The inverse of `to_dict`."""
-        values = {**known_fields(cls, data), "model": ModelSpec(**known_fields(ModelSpec, data["model"]))}
+        model = ModelSpec(**known_fields(ModelSpec, data["model"]))
+        values: dict[str, Any] = {**known_fields(cls, data), "model": model}
         if "structure" in data:
             values["structure"] = ModelStructure.from_dict(data["structure"])
         return cls(**values)

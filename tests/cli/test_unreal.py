@@ -109,10 +109,10 @@ def test_a_report_of_what_cannot_be_trained_has_no_command_to_copy(
 def test_what_deepspeed_cannot_run_is_not_exported(run: Run, replayed: CompletedProcess[str], folder: Path) -> None:
     error = the_error(run("export", "mixed_replayed", cwd=folder), code=2)
     assert f"{BEST} has tensor parallelism" in error
-    again = run("tune", "--replay", "runs.csv", "--group", "mixed", "--budget", "1 trials", "--out", "job", cwd=folder)
+    again = run("tune", "--replay", "runs.csv", "--group", "mixed", "--budget", "1 trials", "--out", "none", cwd=folder)
     assert again.returncode == 0, "the study is good all the same"
-    assert f"nothing is written to job: DeepSpeed must be able to run what is exported, and {BEST}" in again.stderr
-    assert not (folder / "job" / "ds_config.json").exists()
+    assert f"nothing is written to none: DeepSpeed must be able to run what is exported, and {BEST}" in again.stderr
+    assert not (folder / "none" / "ds_config.json").exists()
     switched = the_error(run("export", "mixed_replayed", "--rank", "2", cwd=folder), code=2)
     assert "switches of its table's framework (fuse)" in switched
     known = run("export", "known_replayed", cwd=folder)

@@ -208,7 +208,7 @@ def test_classes_of_a_script_and_of_files_beside_it_travel_to_a_process_that_kno
 
 def test_installed_classes_travel_by_name(tmp_path: Path) -> None:
     write_object(nn.Linear(1000, 1000, device="meta"), tmp_path / "model.pkl", "a model")
-    assert (tmp_path / "model.pkl").stat().st_size < 4000
+    assert (tmp_path / "model.pkl").stat().st_size < 8000, "no weights, and no class"
     assert cloudpickle.list_registry_pickle_by_value() == set()
 
 

@@ -69,7 +69,7 @@ def test_stages_learn_what_the_whole_model_learns(case: Case, ranks: Ranks, stro
         recompute=case.recompute,
     )
     before = by_layer(model)
-    data = small(case.data) if case.data is not None else functools.partial(made_up, model)
+    data = small(case.data) if case.data is not None else functools.partial(made_up, model, case.n_ranks // case.depth)
     losses, after = trained_whole(model, data, n_replicas=case.n_ranks // case.depth, accum=case.grad_accum_steps)
     check_stages(found, case.stages, before, losses, after)
     check_tied(found, "0.parts", "3.head")
@@ -146,10 +146,10 @@ def by_layer(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def made_up(model: nn.Module, micro_batch_size: int, rank: int, seed: int) -> Iterator[Any]:
+def made_up(model: nn.Module, n_replicas: int, micro_batch_size: int, rank: int, seed: int) -> Iterator[Any]:
     """Samples as the job makes them up for replica `rank`."""
     job = {"model": {"architecture": architecture_of(model)}, "data": None, "seq_len": 8, "seed": seed}
-    return micro_batches(job, micro_batch_size=micro_batch_size, rank=rank, world_size=rank + 1)
+    return micro_batches(job, micro_batch_size=micro_batch_size, rank=rank, world_size=n_replicas)
 
 
 def trained_whole(
