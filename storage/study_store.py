@@ -284,8 +284,14 @@ class StudyStore:
         return confirmed
 
     def _keep_told_values(self) -> None:
+        import optuna
+
         with self._answers():
             keep_told_values(self.location.open(), self.id, self.records())
+            if self._study is not None:  # Optuna never reads the values of a trial that is over again
+                self._study = optuna.load_study(
+                    study_name=self.name, storage=self.location.open(), sampler=self._study.sampler
+                )
 
     def _add_check(self, record: TrialRecord) -> TrialRecord:
         checks: dict[str, Any] = {"repeats": [repeat.to_dict() for repeat in record.repeats]}

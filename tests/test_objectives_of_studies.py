@@ -90,8 +90,8 @@ def test_latency_is_the_time_of_steps_of_one_batch_and_the_shortest_wins(studies
     result = studies["latency"]
     assert {trial.config.global_batch(8) for trial in result.trials} == {64}
     for trial in complete(result):
-        assert trial.result is not None and trial.result.measurement is not None
-        assert trial.goal.value(trial) == pytest.approx(trial.result.measurement.step_time_s, rel=1e-12)
+        assert trial.told is not None and trial.told.measurement is not None
+        assert trial.goal.value(trial) == pytest.approx(trial.told.measurement.step_time_s, rel=1e-12)
     best = min(complete(result), key=lambda trial: trial.standing_value or 0.0)
     assert result.best is not None and result.best.record == best
 
