@@ -22,7 +22,7 @@ def launches(noise: float, n: int, draw: random.Random, *, steps: float = NO_STE
 
 def test_before_any_repeat_little_is_known_and_cpus_are_noisier() -> None:
     assert GPU.given([]) == GPU.given([launches(0.1, 1, random.Random(0))])
-    assert 0.03 < GPU.given([]).half_width < prior_of("cpu").given([]).half_width
+    assert GPU.sd < prior_of("cpu").sd
     assert GPU.given([]).half_width > 3 * GPU.sd, "wider than if the noise were known"
 
 
@@ -77,6 +77,17 @@ def test_another_launch_lies_in_the_interval_in_93_to_97_of_100_whatever_the_noi
             low, high = known.another(step_s, (step_s * math.exp(-1.96 * 0.005), step_s * math.exp(1.96 * 0.005)))
             shares.append(low <= other_s <= high)
     assert 0.93 <= statistics.fmean(shares) <= 0.97
+
+
+@pytest.mark.parametrize("noise", [0.02, 0.05, 0.1])
+def test_the_first_intervals_of_a_study_hold_nearly_as_often(noise: float) -> None:
+    """When its first config has run three times, and nothing else has run again."""
+    draw, shares = random.Random(3), list[float]()
+    both = math.sqrt(2) * math.hypot(noise, 0.005)
+    for _ in range(400):
+        _, high = GPU.given([launches(noise, 3, draw, steps=0.005)]).another(1.0, (math.exp(-0.0098), math.exp(0.0098)))
+        shares.append(math.erf(math.log(high) / both / math.sqrt(2)))
+    assert 0.9 <= statistics.fmean(shares) <= 0.97
 
 
 def test_another_pass_over_the_measured_configs_lies_in_the_interval_in_93_to_97_of_100() -> None:
