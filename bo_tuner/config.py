@@ -7,11 +7,11 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from bo_tuner.errors import ConfigError
+from bo_tuner.schedules import check_schedule
 
 __all__ = ["ExtraValue", "TrainConfig"]
 
 ZeroStage = Literal[0, 1, 2, 3]
-PipelineSchedule = Literal["1f1b", "gpipe", "2bw"]
 Offload = Literal["none", "optimizer", "all"]
 ExtraValue = bool | int | float | str
 
@@ -32,8 +32,8 @@ class TrainConfig:
     """Forward-backward passes per optimizer step."""
     pipeline_depth: int = 1
     """Pipeline stages; 1 means no pipeline."""
-    pipeline_schedule: PipelineSchedule = "1f1b"
-    """Order of the passes in a pipeline; without one it changes nothing."""
+    pipeline_schedule: str = "1f1b"
+    """Order of the passes in a pipeline, by its name in `bo_tuner.schedules`; without a pipeline it changes nothing."""
     recompute: bool = False
     """Activations are recomputed in the backward pass instead of kept."""
     tensor_parallel: int = 1
@@ -52,13 +52,13 @@ class TrainConfig:
             raise ConfigError(f"recompute must be True or False, got {self.recompute!r}")
         for name, choices in (
             ("zero_stage", get_args(ZeroStage)),
-            ("pipeline_schedule", get_args(PipelineSchedule)),
             ("offload", get_args(Offload)),
         ):
             value = getattr(self, name)
             if value not in choices or isinstance(value, bool | float):
                 wanted = ", ".join(map(str, choices))
                 raise ConfigError(f"{name} must be one of {wanted}; got {value!r}")
+        check_schedule(self.pipeline_schedule)
         names = [name for name, _ in self.extra]
         own = {field.name for field in fields(self)}
         if len(set(names)) < len(names) or own & set(names):

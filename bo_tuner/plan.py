@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -13,6 +14,7 @@ from bo_tuner.models.planner import Plan
 from bo_tuner.models.planner import plan as plan_problem
 from bo_tuner.models.software import deepspeed_with
 from bo_tuner.profile import ModelProfile
+from bo_tuner.schedules import SCHEDULES, check_schedule
 from bo_tuner.workload import ModelSpec, Precision, Workload, check_choice, check_seq_len
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ def plan(
     seq_len: int | None = None,
     data: str | None = None,
     precision: str = "auto",
+    schedules: Sequence[str] | None = None,
     allow_2bw: bool = False,
     max_tensor: int = 1,
     memory_limit: str | float | MemoryLimit | None = None,
@@ -53,7 +56,8 @@ def plan(
         seq_len: Tokens per sample; None for the model's longest, at most 2048, or for those of `data`.
         data: `FILE.py:FUNCTION`, as in `tune`, for models that no samples can be made up for.
         precision: `auto`, `fp32`, `bf16` or `fp16`; `auto` is what the devices usually train in.
-        allow_2bw: Plan pipelines that never drain (PipeDream-2BW), whose gradients are one step old, too.
+        schedules: Of pipelines, by name; None for `1f1b`, and `2bw` where that is allowed.
+        allow_2bw: Schedules that change training may be planned, as `2bw` (PipeDream-2BW), whose gradients are one step old.
         max_tensor: Largest degree of tensor parallelism; the back end that trains has none yet.
         memory_limit: Per device, as a fraction of it or as bytes ("3GiB"); None for 0.92.
         memory_reserve: Instead: bytes of each device that stay free ("2GiB").
@@ -65,6 +69,7 @@ def plan(
     for option, number in (("--global-batch", global_batch), ("--max-tensor", max_tensor)):
         if number is not None and number < 1:
             raise ConfigError(f"{option} must be at least 1; got {number}")
+    used_schedules = _schedules(schedules, allow_2bw=allow_2bw)
     if cluster is None:
         cluster = Cluster.detect()
     elif isinstance(cluster, str):
@@ -86,9 +91,25 @@ def plan(
         ),
         global_batch=_USUAL_SAMPLES * cluster.n_ranks if global_batch is None else global_batch,
         limit_bytes=limit_bytes,
-        schedules=("1f1b", "2bw") if allow_2bw else ("1f1b",),
+        schedules=used_schedules,
         tensor_degrees=range(1, max_tensor + 1),
     )
+
+
+def _schedules(given: Sequence[str] | None, *, allow_2bw: bool) -> Sequence[str]:
+    """Those to plan.
+
+    Raises:
+        ConfigError: One is none, or changes training and is not allowed.
+    """
+    if given is None:
+        return ("1f1b", "2bw") if allow_2bw else ("1f1b",)
+    for name in given:
+        check_schedule(name, "--schedules")
+        changes = SCHEDULES[name].changes_training
+        if changes and not allow_2bw:
+            raise ConfigError(f"--allow-2bw must be given for {name}, which changes training: {changes}")
+    return given
 
 
 def _precision_of(profile: ModelProfile, cluster: Cluster) -> str:

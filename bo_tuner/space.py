@@ -5,26 +5,40 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from bo_tuner.cluster import Cluster
-from bo_tuner.config import Offload, PipelineSchedule, TrainConfig, ZeroStage
+from bo_tuner.config import Offload, TrainConfig, ZeroStage
 from bo_tuner.dimension import Dimension, check_apart
 from bo_tuner.errors import ConfigError
+from bo_tuner.schedules import check_schedule, find_schedule
 from bo_tuner.stored import known_fields
 from bo_tuner.workload import ModelStructure
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-__all__ = ["BackEnd", "BatchRule", "SearchSpace", "default_config", "distributions", "lightest", "micro_batch_ladder"]
+__all__ = [
+    "BackEnd",
+    "BatchRule",
+    "SearchSpace",
+    "default_config",
+    "distributions",
+    "divisors",
+    "lightest",
+    "micro_batch_ladder",
+]
 
 _RUNGS_PER_OCTAVE = 11
 """Rungs between a power of two and the next: steps of 2**(1/11) = 6.5 %, and BERT-large's known optimum, 93, is one."""
 _MOST_CANDIDATES = 100_000
 """The sampler goes through all of them before every trial."""
+
+
+_FIRST_SCHEDULES = ("1f1b", "gpipe", "2bw")
+"""Optuna keeps choices by their index: these are the first in every study."""
 
 
 class BackEnd(Protocol):
@@ -85,6 +99,8 @@ class SearchSpace:
     """Accumulation is a power of two up to this, or what a fixed batch leaves."""
     batch_rule: BatchRule = BatchRule()
     pipeline_depths: tuple[int, ...] = (1,)
+    schedules: tuple[str, ...] = ("1f1b",)
+    """Of pipelines, by name."""
     recompute: tuple[bool, ...] = (False,)
     """Whether activations are recomputed."""
     tensor_parallel: tuple[int, ...] = (1,)
@@ -101,6 +117,7 @@ class SearchSpace:
             max_micro_batch=max(config.micro_batch_size for config in configs),
             max_grad_accum=max(config.grad_accum_steps for config in configs),
             pipeline_depths=tuple(config.pipeline_depth for config in configs),
+            schedules=tuple(config.pipeline_schedule for config in configs),
             recompute=tuple(config.recompute for config in configs),
             tensor_parallel=tuple(config.tensor_parallel for config in configs),
             listed=tuple(configs),
@@ -117,6 +134,11 @@ class SearchSpace:
             if not degrees or degrees[0] < 1:
                 raise ConfigError(f"{name} must be whole numbers of at least 1; got {getattr(self, name)}")
             object.__setattr__(self, name, degrees)
+        for name in self.schedules:
+            check_schedule(name, "--schedules")
+        object.__setattr__(self, "schedules", tuple(dict.fromkeys(self.schedules)))
+        if not self.schedules:
+            raise ConfigError("--schedules must name at least one, as in 1f1b")
         if not self.recompute or not all(type(choice) is bool for choice in self.recompute):
             raise ConfigError(f"recompute must be some of False and True; got {self.recompute}")
         object.__setattr__(self, "recompute", tuple(sorted(set(self.recompute))))
@@ -136,29 +158,44 @@ class SearchSpace:
             return self.listed
         found: list[TrainConfig] = []
         replicas: set[int] = set()
-        for zero_stage, depth, recompute, tensor in itertools.product(
-            self.zero_stages, self.pipeline_depths, self.recompute, self.tensor_parallel
-        ):
-            if cluster.n_ranks % (depth * tensor):
-                continue
-            layout = TrainConfig.from_params(
-                {
-                    "zero_stage": zero_stage,
-                    "pipeline_depth": depth,
-                    "recompute": recompute,
-                    "tensor_parallel": tensor,
-                }
-            )
+        for layout in self.layouts(cluster.n_ranks):
             if not back_end.legal(layout):
                 continue
             replicas.add(layout.data_parallel(cluster.n_ranks))
-            for micro_batch, accum in self._batches(layout.data_parallel(cluster.n_ranks)):
+            for micro_batch, accum in self.batches(layout, cluster.n_ranks):
                 config = with_batch(layout, micro_batch, accum)
                 if back_end.legal(config):
                     found.append(config)
         if not found:
             raise ConfigError(self._nothing_left(cluster, min(replicas, default=cluster.n_ranks)))
         return self._with_dimensions(found)
+
+    def layouts(self, n_ranks: int) -> Iterator[TrainConfig]:
+        """Every layout once, in a fixed order, that divides the ranks and goes with its schedule."""
+        usual = TrainConfig().pipeline_schedule
+        for zero_stage, depth, recompute, tensor in itertools.product(
+            self.zero_stages, self.pipeline_depths, self.recompute, self.tensor_parallel
+        ):
+            if n_ranks % (depth * tensor):
+                continue
+            for schedule in self.schedules if depth > 1 else (usual,):
+                if depth == 1 or zero_stage in find_schedule(schedule).zero_stages:
+                    yield TrainConfig(
+                        zero_stage=zero_stage,  # type: ignore[arg-type]  # checked above
+                        pipeline_depth=depth,
+                        pipeline_schedule=schedule,
+                        recompute=recompute,
+                        tensor_parallel=tensor,
+                    )
+
+    def batches(self, layout: TrainConfig, n_ranks: int) -> list[tuple[int, int]]:
+        """(micro-batch, accumulation) pairs of a layout that the batch rule and its schedule allow."""
+        pairs = self._pairs(layout.data_parallel(n_ranks))
+        depth = layout.pipeline_depth
+        if depth == 1:
+            return pairs
+        schedule = find_schedule(layout.pipeline_schedule)
+        return [pair for pair in pairs if schedule.is_legal(depth=depth, n_micro_batches=pair[1])]
 
     def _with_dimensions(self, found: Sequence[TrainConfig]) -> tuple[TrainConfig, ...]:
         """Each config with every combination of the user's values, the first of each first."""
@@ -200,7 +237,7 @@ class SearchSpace:
             return between
         return [config for config in between if config.global_batch(n_ranks) <= rule.global_batch]
 
-    def _batches(self, data_parallel: int) -> list[tuple[int, int]]:
+    def _pairs(self, data_parallel: int) -> list[tuple[int, int]]:
         """(micro-batch, accumulation) pairs that the batch rule allows on `data_parallel` replicas."""
         rule = self.batch_rule
         if rule.kind == "fixed":
@@ -208,8 +245,7 @@ class SearchSpace:
             if rule.global_batch % data_parallel:
                 return []
             per_rank = rule.global_batch // data_parallel
-            sizes = range(1, min(per_rank, self.max_micro_batch) + 1)
-            return [(size, per_rank // size) for size in sizes if per_rank % size == 0]
+            return [(size, per_rank // size) for size in divisors(per_rank) if size <= self.max_micro_batch]
         accums = [2**power for power in range(self.max_grad_accum.bit_length()) if 2**power <= self.max_grad_accum]
         pairs = itertools.product(micro_batch_ladder(self.max_micro_batch), accums)
         if rule.global_batch is None:
@@ -277,6 +313,12 @@ class SearchSpace:
         return cls(**values)
 
 
+def divisors(number: int) -> list[int]:
+    """Of a number of at least 1, the smallest first."""
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})
+
+
 def with_batch(layout: TrainConfig, micro_batch_size: int, grad_accum_steps: int) -> TrainConfig:
     """`layout` with a micro-batch and an accumulation."""
     return replace(layout, micro_batch_size=micro_batch_size, grad_accum_steps=grad_accum_steps)
@@ -328,7 +370,7 @@ def distributions(candidates: Iterable[TrainConfig]) -> dict[str, BaseDistributi
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     fixed_choices: dict[str, tuple[Any, ...]] = {
-        "pipeline_schedule": get_args(PipelineSchedule),
+        "pipeline_schedule": _FIRST_SCHEDULES,
         "recompute": (False, True),
         "offload": get_args(Offload),
     }
@@ -338,7 +380,8 @@ def distributions(candidates: Iterable[TrainConfig]) -> dict[str, BaseDistributi
     for name in rows[0]:
         values: set[Any] = {row[name] for row in rows}
         if name in fixed_choices:
-            found[name] = CategoricalDistribution(fixed_choices[name])
+            added = sorted(values.difference(fixed_choices[name]))
+            found[name] = CategoricalDistribution((*fixed_choices[name], *added))
         elif all(type(value) is int for value in values):
             is_log = name in ("micro_batch_size", "grad_accum_steps") or (name not in own and _is_geometric(values))
             found[name] = IntDistribution(min(values), max(values), log=is_log)

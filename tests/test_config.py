@@ -64,7 +64,7 @@ def test_names_are_unique_over_a_whole_candidate_list() -> None:
     cluster = Cluster(device="cuda", n_ranks=8, device_name="Tesla V100", memory_bytes=16 * 2**30)
     space = SearchSpace(pipeline_depths=(1, 2, 4), tensor_parallel=(1, 2))
     configs = space.candidates(cluster, AnyBackEnd())
-    assert len(configs) > 10_000
+    assert len(configs) > 5_000
     assert len({config.name for config in configs}) == len(configs)
 
 
@@ -160,7 +160,11 @@ def test_recompute_is_true_or_false(value: Any) -> None:
     [
         ("zero_stage", 4, "zero_stage must be one of 0, 1, 2, 3; got 4"),
         ("zero_stage", "1", "zero_stage must be one of 0, 1, 2, 3; got '1'"),
-        ("pipeline_schedule", "1F1B", "pipeline_schedule must be one of 1f1b, gpipe, 2bw; got '1F1B'"),
+        (
+            "pipeline_schedule",
+            "1F1B",
+            "pipeline_schedule must be one of 1f1b, gpipe, 2bw; got '1F1B' (did you mean 1f1b?)",
+        ),
         ("offload", "cpu", "offload must be one of none, optimizer, all; got 'cpu'"),
     ],
 )

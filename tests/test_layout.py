@@ -49,9 +49,9 @@ def test_no_module_has_the_name_of_a_standard_one() -> None:
 
 LAYERS = (
     # Each line may import from itself and the lines before it.
+    {"errors", "text", "registry"},
+    {"schedules"},
     {
-        "errors",
-        "text",
         "config",
         "dimension",
         "outcome",
@@ -79,7 +79,6 @@ LAYERS = (
         "goal",
         "presets",
     },
-    {"schedules"},
     {"models"},
     {"step_limit", "open_candidates", "confirmation"},
     {"samplers"},

@@ -61,6 +61,7 @@ def test_every_combination_of_the_dimensions_is_a_candidate_exactly_once() -> No
         for stage, depth, tensor, size, accum in itertools.product(
             (0, 1, 2, 3), (1, 2), (1, 2), micro_batch_ladder(40), (1, 2, 4, 8)
         )
+        if depth == 1 or stage <= 1  # as the schedule of pipelines wants
     }
     assert set(configs) == wanted
     assert len(configs) == len(wanted)

@@ -52,11 +52,18 @@ def plan(
         typer.Option(help="FILE.py:FUNCTION that returns a data set or loader.", show_default="random samples"),
     ] = None,
     precision: Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16; auto is the devices' usual.")] = "auto",
+    schedules: Annotated[
+        str | None,
+        typer.Option(
+            help="Schedules of pipelines: 1f1b, gpipe, 2bw, and those of installed packages.",
+            show_default="1f1b, and 2bw with --allow-2bw",
+        ),
+    ] = None,
     allow_2bw: Annotated[
         bool,
         typer.Option(
             "--allow-2bw",
-            help="Also pipelines that never drain (PipeDream-2BW). Their gradients are one optimizer step old, which changes training.",
+            help="Also schedules that change training, as PipeDream-2BW, which never drains: its gradients are one optimizer step old.",
         ),
     ] = False,
     max_tensor: Annotated[
@@ -107,6 +114,7 @@ def plan(
             seq_len=seq_len,
             data=data,
             precision=precision,
+            schedules=None if schedules is None else [name.strip() for name in schedules.split(",")],
             allow_2bw=allow_2bw,
             max_tensor=max_tensor,
             memory_limit=memory_limit,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from bo_tuner.errors import ConfigError
 from bo_tuner.hardware import Hardware
 from bo_tuner.models.software import Software
 from bo_tuner.profile import ModelProfile
+from bo_tuner.schedules import Pipeline, Schedule, find_schedule
 
 __all__ = ["Choices", "Constants", "Flags", "Floats", "Problem"]
 
@@ -92,8 +93,10 @@ class Choices:
     data: Floats
     """Data-parallel size."""
     recomputes: Flags
-    is_gpipe: Flags
-    is_2bw: Flags
+    schedule: NDArray[np.int64]
+    """Place in `schedules`."""
+    schedules: tuple[Schedule, ...]
+    """Those that configs have, each once."""
 
     @classmethod
     def of(cls, configs: Sequence[TrainConfig], n_ranks: int) -> Choices:
@@ -107,7 +110,8 @@ class Choices:
         uneven = np.flatnonzero(n_ranks % (depth * tensor))
         if uneven.size:
             configs[int(uneven[0])].data_parallel(n_ranks)
-        schedules = [config.pipeline_schedule for config in configs]
+        names = [config.pipeline_schedule for config in configs]
+        place = {name: index for index, name in enumerate(dict.fromkeys(names))}
         return cls(
             zero_stage=_floats([config.zero_stage for config in configs]),
             micro_batch=_floats([config.micro_batch_size for config in configs]),
@@ -116,8 +120,8 @@ class Choices:
             tensor=tensor,
             data=np.floor_divide(n_ranks, depth * tensor),
             recomputes=np.array([config.recompute for config in configs], dtype=bool),
-            is_gpipe=np.array([schedule == "gpipe" for schedule in schedules], dtype=bool),
-            is_2bw=np.array([schedule == "2bw" for schedule in schedules], dtype=bool),
+            schedule=np.array([place[name] for name in names], dtype=np.int64),
+            schedules=tuple(map(find_schedule, place)),
         )
 
     def __len__(self) -> int:
@@ -125,7 +129,25 @@ class Choices:
 
     def at(self, chosen: Flags | NDArray[np.int64]) -> Choices:
         """Those that are flagged, or stand at these places."""
-        return Choices(**{name: getattr(self, name)[chosen] for name in self.__dataclass_fields__})
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return Choices(**{name: value if name == "schedules" else value[chosen] for name, value in values.items()})
+
+    def by_schedule(self, formula: Callable[[Schedule, Any], Any]) -> Floats:
+        """Ask each config's own schedule.
+
+        Args:
+            formula: Told of a schedule, and of which configs have it: an index of arrays with a row a config. Gives as many rows, or one number
+                for all of them.
+        """
+        present = [0] if len(self.schedules) == 1 else np.unique(self.schedule).tolist()
+        found: Floats = np.zeros(len(self))
+        for place in present:
+            chosen = slice(None) if len(present) == 1 else self.schedule == place
+            values = np.asarray(formula(self.schedules[place], chosen), dtype=np.float64)
+            if values.ndim > found.ndim:
+                found = np.zeros((len(self), *values.shape[1:]))
+            found[chosen] = values
+        return found
 
     @property
     def global_batch(self) -> Floats:
@@ -134,8 +156,23 @@ class Choices:
 
     @property
     def in_flight(self) -> Floats:
-        """Most micro-batches that the first stage keeps: all of them under GPipe, else as many as the pipeline is deep."""
-        return np.where(self.is_gpipe, self.accumulation, np.minimum(self.depth, self.accumulation))
+        """Most micro-batches that the first stage keeps."""
+        return self.held_by(np.zeros(1))[:, 0]
+
+    def held_by(self, ranks: Floats) -> Floats:
+        """Most micro-batches that each of `ranks` keeps, counted from the first stage; shape (configs, ranks)."""
+        depth, accumulation = self.depth[:, None], self.accumulation[:, None]
+        return self.by_schedule(
+            lambda schedule, chosen: schedule.peak_held(
+                ranks, depth=depth[chosen], n_micro_batches=accumulation[chosen]
+            )
+        )
+
+    @property
+    def bubble_fraction(self) -> Floats:
+        """Share of a step in which stages wait, if all of them took equally long."""
+        even = Pipeline.even(depth=self.depth, n_micro_batches=self.accumulation, forward_s=1.0, backward_s=2.0)
+        return self.by_schedule(lambda schedule, chosen: schedule.bubble_fraction(even.at(chosen)))
 
 
 def _floats(values: list[Any]) -> Floats:

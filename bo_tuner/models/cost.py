@@ -11,6 +11,7 @@ from bo_tuner.models.choices import Choices, Floats, Problem
 from bo_tuner.models.software import ADAM_BYTES
 from bo_tuner.models.stages import Stages, by_depth, stages_of
 from bo_tuner.models.traffic import gradients_s
+from bo_tuner.schedules import Pipeline
 
 __all__ = ["TIME_PARTS", "StageTimes", "Times", "stage_times", "times_of"]
 
@@ -45,9 +46,8 @@ class Times:
 def times_of(problem: Problem, choices: Choices) -> Times:
     """Predict the step time of `choices`.
 
-    A step of a flushing pipeline takes (m - 1) times its slowest stage plus every stage once (with equal stages (m + d - 1) times one, as
-    in Narayanan et al., arXiv 2104.04473, section 2.2), one of PipeDream-2BW m times the slowest (arXiv 2006.09503, section 3.1).
-    How many round trips of a message lie on the way through a step is proven for even stages in `bo_tuner.schedules`.
+    What a step takes beyond all of its micro-batches on the slowest stage, its schedule says (`bo_tuner.schedules`): how long that stage
+    waits for others, and for messages.
     A block's tensor-parallel ranks reduce its output 4 times, 6 with recomputation, in rings of 2 (t - 1) / t of its bytes (Shoeybi et
     al., arXiv 1909.08053, section 3). `bo_tuner.models.traffic` tells what data-parallel ranks move.
 
@@ -79,8 +79,7 @@ def stage_times(problem: Problem, config: TrainConfig) -> StageTimes:
     choices = Choices.of([config], problem.n_ranks)
     stages = stages_of(problem.profile, config.pipeline_depth, problem.software, problem.layer_costs)
     layers, _ = _layer_times(problem, choices, stages)
-    passes = 3.0 + np.where(choices.recomputes[:, None], stages.repeated, 0.0)
-    forward, both = ((layers / passes) @ stages.n_layers.T)[0], (layers @ stages.n_layers.T)[0]
+    forward, both = _forwards(choices, stages, layers)[0], (layers @ stages.n_layers.T)[0]
     return StageTimes(
         forward_s=tuple(float(forward[sort]) for sort in stages.sort_of),
         backward_s=tuple(float(both[sort] - forward[sort]) for sort in stages.sort_of),
@@ -96,11 +95,13 @@ def _of_one_depth(problem: Problem, choices: Choices, stages: Stages) -> dict[st
     slowest = np.argmax(of_stage, axis=1)
     worst = of_stage[np.arange(len(choices)), slowest]
     once = of_stage @ stages.n_stages
-    waits = np.where(choices.is_2bw, 0.0, once - worst)
-    round_trips = np.where(
-        choices.is_gpipe,
-        depth - 1,
-        np.where(choices.is_2bw, m * (depth - 1) / depth, m + depth - 2 - np.ceil((m - 1) / depth)),
+    pipeline = Pipeline(
+        depth=depth,
+        n_micro_batches=m,
+        forward_s=_forwards(choices, stages, layers)[np.arange(len(choices)), slowest],
+        work_s=worst,
+        passage_s=once,
+        message_s=_one_way(problem, choices, stages),
     )
     compute = m * worst
     tensor = compute * (tensor_share @ stages.n_layers.T)[np.arange(len(choices)), slowest] / worst
@@ -109,8 +110,8 @@ def _of_one_depth(problem: Problem, choices: Choices, stages: Stages) -> dict[st
     return {
         "compute": compute - tensor,
         "tensor": tensor,
-        "bubble": waits,
-        "exchange": 2 * _one_way(problem, choices, stages) * round_trips,
+        "bubble": choices.by_schedule(lambda schedule, chosen: schedule.bubble_s(pipeline.at(chosen))),
+        "exchange": choices.by_schedule(lambda schedule, chosen: schedule.exchange_s(pipeline.at(chosen))),
         "gradients": gradients_s(
             problem,
             choices,
@@ -122,6 +123,17 @@ def _of_one_depth(problem: Problem, choices: Choices, stages: Stages) -> dict[st
         "optimizer": _update_s(problem) * n_parameters / sharded,
         "fixed": np.full(len(choices), software.step_s),
     }
+
+
+def _forwards(choices: Choices, stages: Stages, layers: Floats) -> Floats:
+    """The forward pass's part of what layers take, by config and sort of stage."""
+    of_stage: Floats = (layers / _passes(choices, stages)) @ stages.n_layers.T
+    return of_stage
+
+
+def _passes(choices: Choices, stages: Stages) -> Floats:
+    """Forward passes that a layer takes as long as, both ways together; shape (configs, kinds)."""
+    return 3.0 + np.where(choices.recomputes[:, None], stages.repeated, 0.0)
 
 
 def _one_way(problem: Problem, choices: Choices, stages: Stages) -> Floats:
@@ -162,7 +174,7 @@ def _layer_times(problem: Problem, choices: Choices, stages: Stages) -> tuple[Fl
         + moved / hardware.memory_bytes_per_s
         + stages.each("wide_bytes") * batch / tensor * hardware.wide_s_per_byte
     )
-    passes = 3.0 + np.where(choices.recomputes[:, None], stages.repeated, 0.0)
+    passes = _passes(choices, stages)
     n_reduces = np.where(stages.each("is_block") > 0, passes * 2 - 2, 0.0)
     ring = 2 * (tensor - 1) / tensor * stages.each("output_bytes") * batch
     is_near = tensor <= problem.node_size

@@ -20,7 +20,7 @@ class Memory:
     """Bytes of the rank that needs most, one element a config."""
 
     weights: Floats
-    """As the forward pass reads them; twice for 2BW."""
+    """As the forward pass reads them, in as many versions as the schedule keeps."""
     gradients: Floats
     optimizer: Floats
     """Moments, and fp32 master weights in 16-bit training."""
@@ -44,8 +44,8 @@ def memory_of(problem: Problem, choices: Choices) -> Memory:
     """Predict the memory of `choices`.
 
     Model states follow ZeRO (arXiv 1910.02054, section 3): 2 + 2 + 12 bytes a parameter in 16-bit training with Adam, 4 + 4 + 8 in fp32,
-    the optimizer's share divided by the data-parallel size from stage 1 on, gradients from 2, weights from 3. A stage of a
-    1F1B pipeline keeps min(depth - stage, micro-batches) micro-batches (PipeDream-2BW, arXiv 2006.09503, section 3), GPipe all.
+    the optimizer's share divided by the data-parallel size from stage 1 on, gradients from 2, weights from 3. How many
+    micro-batches a stage keeps, and how many versions of the weights, its schedule says (`bo_tuner.schedules`).
 
     Args:
         problem: What is trained, and on what.
@@ -67,11 +67,7 @@ def _of_one_depth(problem: Problem, choices: Choices, stages: Stages) -> dict[st
     kept, inputs = (_activations(problem, stages, choices, recomputed=recomputed) for recomputed in (False, True))
     working, again = (_working(problem, stages, choices, recomputed=recomputed) for recomputed in (False, True))
     first = (choices.depth * 1.0)[:, None]
-    in_flight = np.where(
-        choices.is_gpipe[:, None],
-        choices.accumulation[:, None],
-        np.minimum(first - stages.earliest, choices.accumulation[:, None]),
-    )
+    in_flight = choices.held_by(stages.earliest)
     recomputes = choices.recomputes[:, None]
     has_master = np.full_like(zero, True, dtype=bool) if is_16_bit else software.copies_fp32 & (zero >= 1)
     largest_weights = stages.each("n_parameters").max() * profile.element_bytes / tensor
@@ -83,7 +79,7 @@ def _of_one_depth(problem: Problem, choices: Choices, stages: Stages) -> dict[st
         "weights": n_parameters
         * profile.element_bytes
         * np.where(zero >= 3, 1 / data, 1.0)
-        * np.where(choices.is_2bw, 2, 1)[:, None],
+        * choices.by_schedule(lambda schedule, _: schedule.n_weight_versions)[:, None],
         "gradients": n_trained * (software.gradient_bytes if is_16_bit else 4) * np.where(zero >= 2, 1 / data, 1.0),
         "optimizer": n_trained * np.where(has_master, 12, 8) * np.where(zero >= 1, 1 / data, 1.0),
         "activations": kept_in_flight,

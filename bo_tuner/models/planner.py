@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
@@ -16,6 +16,7 @@ from bo_tuner.models.choices import Choices, Flags, Floats, Problem
 from bo_tuner.models.cost import TIME_PARTS, StageTimes, Times, stage_times, times_of
 from bo_tuner.models.memory import MEMORY_PARTS, Memory, memory_of
 from bo_tuner.schedules import Action, Timeline, find_schedule, simulate
+from bo_tuner.space import BatchRule, SearchSpace, divisors
 from bo_tuner.text import gib
 
 __all__ = ["Cause", "Family", "Plan", "Planned", "plan", "timeline_of"]
@@ -28,7 +29,7 @@ _FILLED = 2
 """A pipeline is simulated for so many times as many micro-batches as it is deep, and for once as many more: later ones take as long."""
 
 
-Cause = Literal["memory", "global batch", "2BW"]
+Cause = Literal["memory", "global batch", "schedule"]
 """What a family fell for."""
 
 
@@ -162,8 +163,8 @@ def plan(
         problem: What is trained, and on what; all its ranks are used.
         global_batch: Samples of an optimizer step: for 2BW, whose gradients are one step old, the largest that is safe.
         limit_bytes: Memory of one device that may be used.
-        zero_stages: Stages 2 and 3 only without a pipeline, since they move gradients or weights in every micro-batch.
-        schedules: Of pipelines: `1f1b`, `gpipe`, `2bw`.
+        zero_stages: With a pipeline only those that go with its schedule.
+        schedules: Of pipelines, by name.
         tensor_degrees: Degrees of tensor parallelism.
         recompute: Whether blocks are recomputed.
 
@@ -173,10 +174,21 @@ def plan(
     layouts: list[TrainConfig] = []
     fallen: list[Family] = []
     rows: list[tuple[int, int, int]] = []
-    for layout in _layouts(problem, zero_stages, schedules, tensor_degrees, recompute):
-        batches = _batches(problem, layout, global_batch)
-        if isinstance(batches, Family):
-            fallen.append(batches)
+    most = problem.profile.n_blocks or len(problem.profile.layers)
+    space = SearchSpace(
+        zero_stages=tuple(zero_stages),
+        max_micro_batch=global_batch,
+        batch_rule=BatchRule.of(global_batch=global_batch),
+        pipeline_depths=tuple(depth for depth in divisors(problem.n_ranks) if depth <= most),
+        schedules=tuple(schedules),
+        recompute=tuple(recompute),
+        tensor_parallel=tuple(degree for degree in tensor_degrees if degree <= problem.profile.heads),
+    )
+    for layout in space.layouts(problem.n_ranks):
+        refused = _refusal(problem, layout)
+        batches = [] if refused else space.batches(layout, problem.n_ranks)
+        if not batches:
+            fallen.append(refused or _without_batch(problem, layout, global_batch))
             continue
         rows += [(len(layouts), micro_batch, accumulation) for micro_batch, accumulation in batches]
         layouts.append(layout)
@@ -239,49 +251,26 @@ def _orders(schedule: str, depth: int, n_micro_batches: int) -> tuple[tuple[Acti
     return tuple(found.actions(rank, depth=depth, n_micro_batches=n_micro_batches) for rank in range(depth))
 
 
-def _layouts(
-    problem: Problem,
-    zero_stages: Sequence[int],
-    schedules: Sequence[str],
-    tensor_degrees: Sequence[int],
-    recompute: Sequence[bool],
-) -> Iterator[TrainConfig]:
-    most = problem.profile.n_blocks or len(problem.profile.layers)
-    for tensor in tensor_degrees:
-        if problem.n_ranks % tensor or tensor > problem.profile.heads:
-            continue
-        for depth in _divisors(problem.n_ranks // tensor):
-            if depth > most:
-                continue
-            for schedule in schedules if depth > 1 else ("1f1b",):
-                for stage in zero_stages:
-                    if depth > 1 and stage > 1:
-                        continue
-                    for again in recompute:
-                        yield TrainConfig(
-                            zero_stage=stage,  # type: ignore[arg-type]  # checked by the config
-                            pipeline_depth=depth,
-                            pipeline_schedule=schedule,  # type: ignore[arg-type]
-                            tensor_parallel=tensor,
-                            recompute=again,
-                        )
+def _refusal(problem: Problem, layout: TrainConfig) -> Family | None:
+    """Why the model cannot be trained so, whatever the batch."""
+    n_blocks, depth = problem.profile.n_blocks, layout.pipeline_depth
+    if not find_schedule(layout.pipeline_schedule).needs_even_blocks or n_blocks % depth == 0:
+        return None
+    reason = f"{layout.pipeline_schedule} wants as many blocks in every stage, and {n_blocks} do not divide by {depth}"
+    return Family(layout=layout, cause="schedule", reason=reason)
 
 
-def _batches(problem: Problem, layout: TrainConfig, global_batch: int) -> list[tuple[int, int]] | Family:
-    """(micro-batch, accumulation) pairs, or why there are none."""
-    width, depth = layout.data_parallel(problem.n_ranks), layout.pipeline_depth
-    is_2bw = layout.pipeline_schedule == "2bw"
-    each, rest = divmod(global_batch, width)
-    if rest:
+def _without_batch(problem: Problem, layout: TrainConfig, global_batch: int) -> Family:
+    """Why no micro-batch makes such steps."""
+    width = layout.data_parallel(problem.n_ranks)
+    if global_batch % width:
         reason = f"{global_batch} samples a step do not divide by {width} replicas"
         return Family(layout=layout, cause="global batch", reason=reason)
-    if is_2bw and problem.profile.n_blocks % depth:
-        reason = f"2BW wants as many blocks in every stage, and {problem.profile.n_blocks} do not divide by {depth}"
-        return Family(layout=layout, cause="2BW", reason=reason)
-    if is_2bw and each < depth:
-        reason = f"2BW needs as many micro-batches as the {depth} stages, and a replica has {each} samples a step"
-        return Family(layout=layout, cause="2BW", reason=reason)
-    return [(each // m, m) for m in _divisors(each) if m >= depth or not is_2bw]
+    reason = (
+        f"{layout.pipeline_schedule}: {find_schedule(layout.pipeline_schedule).rule}; a replica has "
+        f"{global_batch // width} samples a step for {layout.pipeline_depth} stages"
+    )
+    return Family(layout=layout, cause="schedule", reason=reason)
 
 
 def _too_large(
@@ -315,7 +304,7 @@ def _checked(made: Plan) -> Plan:
         depth, m = int(choices.depth[index]), int(choices.accumulation[index])
         if not made.fits[index] or depth == 1:
             continue
-        lengths = _lengths(depth, m, is_drained=not choices.is_2bw[index])
+        lengths = _lengths(depth, m, drains=choices.schedules[choices.schedule[index]].drains)
         n_actions += 2 * depth * sum(lengths)
         if n_actions > _MOST_ACTIONS:
             break
@@ -327,29 +316,19 @@ def _checked(made: Plan) -> Plan:
     return replace(made, times=times, step_s=step_s, order=_ranked(step_s, made.memory.total, made.fits))
 
 
-def _lengths(depth: int, n_micro_batches: int, *, is_drained: bool) -> tuple[int, ...]:
+def _lengths(depth: int, n_micro_batches: int, *, drains: bool) -> tuple[int, ...]:
     """Micro-batches of the runs that a step follows from: one of the whole step, or two that differ by a filled pipeline's."""
     filled = _FILLED * depth
-    return (n_micro_batches,) if is_drained and n_micro_batches <= filled + depth else (filled, filled + depth)
+    return (n_micro_batches,) if drains and n_micro_batches <= filled + depth else (filled, filled + depth)
 
 
 def _simulated(made: Plan, index: int, lengths: tuple[int, ...]) -> float:
-    """Seconds that a step spends in the pipeline.
-
-    2BW takes micro-batches in the order of 1F1B, and never drains: a step takes as long as so many in the middle of it.
-    """
+    """Seconds that a step spends in the pipeline; where that never drains, as long as so many micro-batches in the middle of a long run."""
     config = made.config_at(index)
-    is_2bw = config.pipeline_schedule == "2bw"
-    ordered = replace(config, pipeline_schedule="1f1b") if is_2bw else config
     of_stage = stage_times(made.problem, config)
-    first, *longer = (_run(of_stage, ordered, n).makespan_s for n in lengths)
+    first, *longer = (_run(of_stage, config, n).makespan_s for n in lengths)
     if not longer:
         return first
     each = (longer[0] - first) / (lengths[1] - lengths[0])
     m = config.grad_accum_steps
-    return m * each if is_2bw else first + (m - lengths[0]) * each
-
-
-def _divisors(number: int) -> list[int]:
-    small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
-    return sorted({*small, *(number // n for n in small)})
+    return first + (m - lengths[0]) * each if find_schedule(config.pipeline_schedule).drains else m * each

@@ -10,6 +10,7 @@ from bo_tuner.report.figures.plan import memory_parts_figure, time_parts_figure,
 from bo_tuner.report.figures.style import note_figure
 from bo_tuner.report.html import rendered, write_page
 from bo_tuner.report.plan_text import parts_text, plan_question
+from bo_tuner.schedules import SCHEDULES
 from bo_tuner.text import gib, rate, seconds
 
 __all__ = ["plan_html", "write_plan"]
@@ -88,8 +89,8 @@ def _timeline(plan: Plan, planned: Planned | None) -> tuple[str, str, Any]:
         caption += (
             f"Drawn with {n_drawn} micro-batches; the step has {m}, and those in the middle go on in the same way. "
         )
-    if config.pipeline_schedule == "2bw":
-        caption += "It is the first of a training: 2BW does not drain, and later steps begin while this one ends. "
+    if not SCHEDULES[config.pipeline_schedule].drains:
+        caption += f"It is the first of a training: {config.pipeline_schedule} does not drain, and later steps begin while this one ends. "
     return title, caption.strip(), timeline_figure(timeline_of(plan.problem, config, n_micro_batches=n_drawn))
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from bo_tuner.schedules.actions import Action, Backward, Forward, Update
-from bo_tuner.schedules.base import EvenPipeline, Numbers, Schedule, one_by_one, one_by_one_s, positive_part
+from bo_tuner.schedules.base import Numbers, Pipeline, Schedule, one_by_one, one_by_one_exchange_s, positive_part
 
 __all__ = ["TwoBW"]
 
@@ -24,6 +24,9 @@ class TwoBW(Schedule):
     name: ClassVar[str] = "2bw"
     rule: ClassVar[str] = "depth must be at least 1, and n_micro_batches at least depth"
     n_weight_versions: ClassVar[int] = 2
+    changes_training: ClassVar[str] = "its gradients are one optimizer step old"
+    drains: ClassVar[bool] = False
+    needs_even_blocks: ClassVar[bool] = True
 
     def is_legal(self, *, depth: Numbers, n_micro_batches: Numbers) -> Numbers:
         return (depth >= 1) & (n_micro_batches >= depth)
@@ -38,23 +41,27 @@ class TwoBW(Schedule):
                 yield Update(action.micro_batch // n_micro_batches)
 
     def peak_held(self, rank: Numbers, *, depth: Numbers, n_micro_batches: Numbers) -> Numbers:
-        return depth - rank
+        return n_micro_batches - positive_part(n_micro_batches - (depth - rank))
 
-    def period_s(self, pipeline: EvenPipeline) -> Numbers:
-        """Exact from two ranks on while messages take no time, or update and all-reduce none; else an upper bound.
+    def bubble_s(self, pipeline: Pipeline) -> Numbers:
+        return 0.0 * pipeline.work_s
 
-        Rank 0 has depth micro-batches under way, so each costs its share of a round trip, which is depth times the work
-        of one and 2 (depth - 1) messages. Between the last backward pass of a batch and the first forward pass that
-        reads its weights lie n_micro_batches + 1 - depth micro-batches, fewest on rank 0; what the all-reduce takes
-        beyond them is waited for.
+    def exchange_s(self, pipeline: Pipeline) -> Numbers:
+        """Rank 0 has depth micro-batches under way, so each costs its share of a round trip, which is depth times the work
+        of one and 2 (depth - 1) messages.
+
+        Exact from two ranks on while update and all-reduce take no time; else an upper bound.
         """
-        micro_batch_s = pipeline.work_s + 2 * pipeline.message_s * (pipeline.depth - 1) / pipeline.depth
-        exposed_s = positive_part(
-            pipeline.all_reduce_s - (pipeline.n_micro_batches + 1 - pipeline.depth) * micro_batch_s
-        )
-        return pipeline.n_micro_batches * micro_batch_s + pipeline.update_s + exposed_s
+        return 2 * (pipeline.n_micro_batches * (pipeline.depth - 1) / pipeline.depth) * pipeline.message_s
 
-    def makespan_s(self, pipeline: EvenPipeline, n_batches: Numbers) -> Numbers:
+    def exposed_s(self, pipeline: Pipeline) -> Numbers:
+        """Between the last backward pass of a batch and the first forward pass that reads its weights lie n_micro_batches + 1 - depth
+        micro-batches, fewest on rank 0; what the all-reduce takes beyond them is waited for.
+        """
+        micro_batch_s = pipeline.work_s + self.exchange_s(pipeline) / pipeline.n_micro_batches
+        return positive_part(pipeline.all_reduce_s - (pipeline.n_micro_batches + 1 - pipeline.depth) * micro_batch_s)
+
+    def makespan_s(self, pipeline: Pipeline, n_batches: Numbers) -> Numbers:
         """The pipeline fills and drains once. Exact where `period_s` is; else an upper bound.
 
         The first two batches read the weights that are there. The last all-reduce starts after the one before it.
@@ -63,7 +70,10 @@ class TwoBW(Schedule):
         exposed_s = positive_part(pipeline.all_reduce_s - (m + 1 - pipeline.depth) * work_s)
         queued_s = positive_part(pipeline.all_reduce_s - m * work_s - pipeline.update_s)
         return (
-            one_by_one_s(pipeline, n_batches * m)
+            n_batches * m * work_s
+            + pipeline.passage_s
+            - work_s
+            + one_by_one_exchange_s(pipeline, n_batches * m)
             + n_batches * pipeline.update_s
             + positive_part(n_batches - 2) * exposed_s
             + (n_batches >= 2) * queued_s

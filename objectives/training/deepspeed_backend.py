@@ -8,6 +8,7 @@ from typing import Any
 from bo_tuner.cluster import DeviceKind
 from bo_tuner.config import TrainConfig
 from bo_tuner.dimension import Dimension
+from bo_tuner.schedules import SCHEDULES
 from bo_tuner.workload import OPTIMIZERS, Workload
 
 __all__ = ["DeepSpeedBackEnd", "deepspeed_config"]
@@ -35,7 +36,7 @@ class DeepSpeedBackEnd:
         return (
             (config.pipeline_depth == 1 or config.zero_stage <= 1)
             and config.tensor_parallel == 1
-            and config.pipeline_schedule == "1f1b"
+            and "deepspeed" in SCHEDULES[config.pipeline_schedule].back_ends
             and config.offload == "none"
             and self._names.issuperset(name for name, _ in config.extra)
         )

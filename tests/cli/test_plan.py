@@ -214,7 +214,7 @@ def test_the_help_says_what_2bw_does_to_training_and_that_nothing_is_measured(ru
     text = " ".join(run("plan", "--help", cwd=tmp_path).stdout.split())
     for words in (
         "Nothing is measured",
-        "Their gradients are one optimizer step old, which changes training.",
+        "schedules that change training, as PipeDream-2BW, which never drains: its gradients are one optimizer step old.",
         "what trains here has none yet",
         "[default: (this machine)]",
         "8x8xV100-16GB",

@@ -22,7 +22,7 @@ def times(*configs: TrainConfig, n_ranks: int = 8, **others: Any) -> Times:
 
 
 def deep(depth: int, m: int, schedule: str = "1f1b", **others: Any) -> TrainConfig:
-    return TrainConfig(pipeline_depth=depth, grad_accum_steps=m, pipeline_schedule=schedule, **others)  # type: ignore[arg-type]
+    return TrainConfig(pipeline_depth=depth, grad_accum_steps=m, pipeline_schedule=schedule, **others)
 
 
 @pytest.mark.parametrize(("depth", "m"), [(2, 2), (4, 4), (8, 8), (8, 64)])

@@ -114,7 +114,7 @@ def test_few_micro_batches_fill_no_deep_pipeline() -> None:
 
 def test_gpipe_keeps_every_micro_batch_and_2bw_one_more_version_of_the_weights() -> None:
     def deep(schedule: str) -> TrainConfig:
-        return TrainConfig(pipeline_depth=4, grad_accum_steps=16, pipeline_schedule=schedule)  # type: ignore[arg-type]
+        return TrainConfig(pipeline_depth=4, grad_accum_steps=16, pipeline_schedule=schedule)
 
     of = memory(deep("1f1b"), deep("gpipe"), deep("2bw"), profile=ONLY_BLOCKS)
     assert (of.activations / of.activations[0]).tolist() == [1, 4, 1]

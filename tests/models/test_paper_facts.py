@@ -64,7 +64,7 @@ def of_paper(profile: ModelProfile, notation: str) -> Problem:
 def pipeline(schedule: str, *, depth: int = 8, micro_batch: int, n_micro_batches: int) -> TrainConfig:
     return TrainConfig(
         pipeline_depth=depth,
-        pipeline_schedule=schedule,  # type: ignore[arg-type]
+        pipeline_schedule=schedule,
         micro_batch_size=micro_batch,
         grad_accum_steps=n_micro_batches,
         recompute=True,

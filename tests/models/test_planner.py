@@ -48,7 +48,7 @@ def legal() -> list[TrainConfig]:
                                     micro_batch_size=micro_batch,
                                     grad_accum_steps=accumulation,
                                     pipeline_depth=depth,
-                                    pipeline_schedule=schedule,  # type: ignore[arg-type]
+                                    pipeline_schedule=schedule,
                                     tensor_parallel=tensor,
                                     recompute=recompute,
                                 )
@@ -153,13 +153,13 @@ def test_layouts_that_cannot_make_the_batch_say_why() -> None:
     reasons = {family.layout.layout_name: (family.cause, family.reason) for family in found.families}
     assert reasons["z0"] == ("global batch", "4 samples a step do not divide by 16 replicas")
     assert reasons["z0_pp8_2bw"] == (
-        "2BW",
-        "2BW needs as many micro-batches as the 8 stages, and a replica has 2 samples a step",
+        "schedule",
+        "2bw: depth must be at least 1, and n_micro_batches at least depth; a replica has 2 samples a step for 8 stages",
     )
     fewer = problem(replace(GPT, layers=GPT.layers[1:]), n_ranks=3)  # 16 blocks do not divide by 3
     odd = plan(fewer, global_batch=6, limit_bytes=ROOMY, schedules=("1f1b", "2bw"))
     assert [family.reason for family in odd.families if family.layout.layout_name == "z0_pp3_2bw"] == [
-        "2BW wants as many blocks in every stage, and 16 do not divide by 3"
+        "2bw wants as many blocks in every stage, and 16 do not divide by 3"
     ]
 
 

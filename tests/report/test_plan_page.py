@@ -115,7 +115,7 @@ def test_the_timeline_has_every_pass_in_the_lane_of_its_stage(found: Plan) -> No
         ("z0_pp4_gas8_mbs2", "One step of z0_pp4_gas8_mbs2: a lane a stage, and what is left open is idle."),
         ("z0_pp2_gas8_mbs1", None),
         ("z0_pp4_gas16_mbs1", "Drawn with 8 micro-batches; the step has 16, and those in the middle go on in the same way."),
-        ("z0_pp4_2bw_gas8_mbs2", "It is the first of a training: 2BW does not drain, and later steps begin while this one ends."),
+        ("z0_pp4_2bw_gas8_mbs2", "It is the first of a training: 2bw does not drain, and later steps begin while this one ends."),
     ],
 )  # fmt: skip
 def test_the_caption_says_what_is_drawn(found: Plan, name: str, words: str | None) -> None:

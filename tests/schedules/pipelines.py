@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from bo_tuner.schedules import Action, EvenPipeline, Schedule, Timeline, find_schedule, simulate
+from bo_tuner.schedules import Action, Pipeline, Schedule, Timeline, find_schedule, simulate
 
 NAMES = ("gpipe", "1f1b", "interleaved", "2bw")
 
@@ -17,7 +17,7 @@ def orders_of(schedule: Schedule, depth: int, n_micro_batches: int, n_batches: i
     ]
 
 
-def simulate_even(schedule: Schedule, pipeline: EvenPipeline, n_batches: int = 1) -> Timeline:
+def simulate_even(schedule: Schedule, pipeline: Pipeline, n_batches: int = 1) -> Timeline:
     depth, n_stages = pipeline.depth, pipeline.depth * schedule.n_chunks
     return simulate(
         orders_of(schedule, depth, pipeline.n_micro_batches, n_batches),

@@ -8,16 +8,16 @@ from collections.abc import Iterator
 import numpy
 import pytest
 
-from bo_tuner.schedules import EvenPipeline, Schedule, find_schedule
+from bo_tuner.schedules import Pipeline, Schedule, find_schedule
 from tests.schedules.pipelines import NAMES, random_shapes, simulate_even
 
 FREE = ("message_s", "update_s", "all_reduce_s")
 
 
-def even_pipelines(name: str, n: int, *, without: tuple[str, ...] = ()) -> Iterator[tuple[Schedule, EvenPipeline, int]]:
+def even_pipelines(name: str, n: int, *, without: tuple[str, ...] = ()) -> Iterator[tuple[Schedule, Pipeline, int]]:
     numbers = random.Random(f"{name} {n} {without}")
     for schedule, depth, m, n_batches in random_shapes(name, n):
-        pipeline = EvenPipeline(
+        pipeline = Pipeline.even(
             depth=depth,
             n_micro_batches=m,
             forward_s=float(numbers.randint(1, 30)),
@@ -85,7 +85,7 @@ def test_2bw_goes_from_update_to_update_in_its_period(without: tuple[str, ...]) 
     for schedule, pipeline, _ in even_pipelines("2bw", 12, without=without):
         depth = numbers.randint(2, 5)
         m = depth + numbers.randint(0, 4)
-        pipeline = EvenPipeline(
+        pipeline = Pipeline.even(
             depth=depth,
             n_micro_batches=m,
             forward_s=pipeline.forward_s,
@@ -102,14 +102,14 @@ def test_2bw_goes_from_update_to_update_in_its_period(without: tuple[str, ...]) 
 
 
 def test_2bw_waits_for_a_share_of_a_round_trip_per_micro_batch() -> None:
-    pipeline = EvenPipeline(depth=4, n_micro_batches=8, forward_s=1.0, backward_s=2.0, message_s=0.5)
+    pipeline = Pipeline.even(depth=4, n_micro_batches=8, forward_s=1.0, backward_s=2.0, message_s=0.5)
     assert find_schedule("2bw").period_s(pipeline) == 8 * (3.0 + 2 * 0.5 * 3 / 4)
 
 
 @pytest.mark.parametrize("all_reduce_s", [0.0, 14.9, 15.0, 15.1, 20.0, 40.0])
 def test_2bw_waits_for_what_its_all_reduce_takes_beyond_the_slack_of_rank_0(all_reduce_s: float) -> None:
     """The slack is (m + 1 - d) micro-batches, here 5 of 3 seconds."""
-    pipeline = EvenPipeline(depth=4, n_micro_batches=8, forward_s=1.0, backward_s=2.0, all_reduce_s=all_reduce_s)
+    pipeline = Pipeline.even(depth=4, n_micro_batches=8, forward_s=1.0, backward_s=2.0, all_reduce_s=all_reduce_s)
     period_s = find_schedule("2bw").period_s(pipeline)
     assert period_s == pytest.approx(24.0 + max(0.0, all_reduce_s - 15.0))
     runs_s = [simulate_even(find_schedule("2bw"), pipeline, n).makespan_s for n in (6, 7)]
@@ -118,7 +118,7 @@ def test_2bw_waits_for_what_its_all_reduce_takes_beyond_the_slack_of_rank_0(all_
 
 def test_a_flush_costs_m_plus_d_less_one_over_m_times_2bw_in_a_long_run() -> None:
     for depth, m in ((2, 2), (4, 8), (8, 8), (16, 20)):
-        pipeline = EvenPipeline(depth=depth, n_micro_batches=m, forward_s=1.0, backward_s=2.0)
+        pipeline = Pipeline.even(depth=depth, n_micro_batches=m, forward_s=1.0, backward_s=2.0)
         flush, two_bw = find_schedule("1f1b"), find_schedule("2bw")
         assert flush.period_s(pipeline) / two_bw.period_s(pipeline) == (m + depth - 1) / m
         ratio = simulate_even(flush, pipeline, 60).makespan_s / simulate_even(two_bw, pipeline, 60).makespan_s
@@ -134,7 +134,7 @@ def test_the_bubble_is_the_share_of_wall_time_in_which_each_rank_idles(name: str
 
 
 def test_the_bubble_by_name() -> None:
-    pipeline = EvenPipeline(depth=4, n_micro_batches=8, forward_s=1.0, backward_s=2.0)
+    pipeline = Pipeline.even(depth=4, n_micro_batches=8, forward_s=1.0, backward_s=2.0)
     bubbles = {
         name: find_schedule(name, n_chunks=3 if name == "interleaved" else 1).bubble_fraction(pipeline)
         for name in NAMES
@@ -145,8 +145,8 @@ def test_the_bubble_by_name() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_arrays_give_what_their_elements_give(name: str) -> None:
     pipelines = [(pipeline, n) for _, pipeline, n in even_pipelines(name, 200)]
-    fields = EvenPipeline.__dataclass_fields__
-    together = EvenPipeline(**{f: numpy.array([getattr(pipeline, f) for pipeline, _ in pipelines]) for f in fields})
+    fields = Pipeline.__dataclass_fields__
+    together = Pipeline(**{f: numpy.array([getattr(pipeline, f) for pipeline, _ in pipelines]) for f in fields})
     n_batches = numpy.array([n for _, n in pipelines])
     schedule = find_schedule(name, n_chunks=3 if name == "interleaved" else 1)
     ranks = together.depth - 1

@@ -199,7 +199,7 @@ def test_a_rank_or_a_run_that_cannot_be_is_refused(rank: int, n_batches: int, me
         (
             "1f1",
             1,
-            "pipeline_schedule must be one of gpipe, 1f1b, interleaved, 2bw; got '1f1' (did you mean 1f1b?)",
+            "pipeline_schedule must be one of 1f1b, gpipe, 2bw, interleaved; got '1f1' (did you mean 1f1b?)",
         ),
         ("1f1b", 2, "n_chunks must be 1 with 1f1b, got 2; only interleaved has more"),
         ("interleaved", 1, "n_chunks must be at least 2 with interleaved, got 1; with one it is 1f1b"),

@@ -166,11 +166,9 @@ def _proportions(configs: Sequence[TrainConfig], n_ranks: int) -> Floats:
 
 
 def _rule(configs: Sequence[TrainConfig], n_ranks: int) -> Floats:
-    """Logarithm of what a pipeline of equal stages leaves of the rate, m / (m + d - 1), or all of it for 2BW (Narayanan et al., arXiv 2104.04473,
-    section 2.2; arXiv 2006.09503, section 3.1), and of 3 / 4 for a forward pass more."""
+    """Logarithm of what a pipeline of equal stages leaves of the rate, as its schedule says, and of 3 / 4 for a forward pass more."""
     choices = Choices.of(configs, n_ranks)
-    waits = np.where(choices.is_2bw, 0.0, (choices.depth - 1) / choices.accumulation)
-    found: Floats = -np.log1p(waits) - np.where(choices.recomputes, np.log(4 / 3), 0.0)
+    found: Floats = np.log1p(-choices.bubble_fraction) - np.where(choices.recomputes, np.log(4 / 3), 0.0)
     return found
 
 
