@@ -115,6 +115,8 @@ class Measurement:
     """Steps that changed no weights, since gradients overflowed, as first steps in fp16 do; they count nowhere else."""
     is_settled: bool = True
     """False when step times still drifted at the last step."""
+    loader_period: int = 1
+    """Steps after which the workers of the user's data loader, if they hold up any, hold up another one; 1 without workers."""
 
     @property
     def slowest_s(self) -> tuple[float, ...]:
@@ -124,7 +126,7 @@ class Measurement:
     @property
     def pace(self) -> Pace:
         """What a step takes in the long run, as far as these steps show it."""
-        return pace(self.slowest_s)
+        return pace(self.slowest_s, self.loader_period)
 
     @property
     def step_time_s(self) -> float:
@@ -139,7 +141,7 @@ class Measurement:
     @property
     def engine_time_s(self) -> float:
         """Seconds of forward + backward + step alone, a step, on the rank that took longest for them."""
-        return pace(_slowest(self.engine_times_s)).mean_s
+        return pace(_slowest(self.engine_times_s), self.loader_period).mean_s
 
     @property
     def unevenness(self) -> str:

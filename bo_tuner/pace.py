@@ -4,7 +4,8 @@ Training takes the mean of its steps, stalls included, so the mean is what count
 
 - A stall that happened once, and did not come back within as many steps as the workers of a data loader would need, is left out: it
   was the machine's. What comes back is the training's own and counts.
-- Where every k-th step is slow, as a loader with k workers makes it, only whole periods are counted.
+- Where every k-th step is slow, as a loader with k workers makes it, only whole periods are counted: those that the steps show, or that
+  the number of workers says.
 - Neighbouring steps are alike: a slow one follows slow ones. How much so is estimated along with the mean, and widens its interval.
 """
 
@@ -56,15 +57,18 @@ class Pace:
 
 
 @functools.lru_cache(maxsize=4096)
-def pace(times: tuple[float, ...]) -> Pace:
+def pace(times: tuple[float, ...], loader_period: int = 1) -> Pace:
     """The mean of step times and how well it is known.
 
     Args:
         times: Seconds of each measured step; at least one.
+        loader_period: Steps after which the workers of a data loader, if they hold up any, hold up another one.
     """
-    left_out = _lone_stall(times)
+    left_out = _lone_stall(times, max(_MAY_RECUR_WITHIN, loader_period))
     kept = [time for at, time in enumerate(times) if at != left_out]
     period = _period(kept)
+    if period == 1 and len(kept) >= 2 * loader_period and max(kept) > (1 + _STALL) * statistics.median(kept):
+        period = loader_period  # two of them are enough, since its length is known
     whole = kept[len(kept) % period :]
     means = [statistics.fmean(whole[at : at + period]) for at in range(0, len(whole), period)]
     return Pace(
@@ -82,10 +86,10 @@ def _sd(values: Sequence[float]) -> float:
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1) / n) if n > 1 else 0.0
 
 
-def _lone_stall(times: Sequence[float]) -> int | None:
+def _lone_stall(times: Sequence[float], may_recur_within: int) -> int | None:
     """Index of the one step that stalled, where there was time enough to see that it does not come back."""
     at = max(range(len(times)), key=times.__getitem__)
-    if max(at, len(times) - 1 - at) < _MAY_RECUR_WITHIN:
+    if max(at, len(times) - 1 - at) < may_recur_within:
         return None
     middle = statistics.median(times)
     excess, next_excess = times[at] - middle, max(time for i, time in enumerate(times) if i != at) - middle

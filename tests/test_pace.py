@@ -32,6 +32,23 @@ def test_before_three_periods_are_seen_a_stall_counts_and_the_interval_is_wide()
     assert found.left_out is None
 
 
+def test_two_periods_are_enough_where_their_length_is_known() -> None:
+    times = tuple(time + 3 * (at % 8 == 3) for at, time in enumerate(steady(18)))
+    found = pace(times, 8)
+    assert found.period == 8
+    assert found.mean_s == pytest.approx(1 + 3 / 8, rel=0.01)
+    assert found.half_width_s < 0.1
+    assert pace(tuple(steady(18)), 8).period == 1, "nothing is held up"
+    assert pace(times[:15], 8).period == 1, "one period does not tell how well it is known"
+
+
+def test_a_stall_may_come_back_with_the_last_of_many_workers() -> None:
+    times = steady(30)
+    times[3] = 20.0
+    assert pace(tuple(times), 32).left_out is None
+    assert pace(tuple(times), 24).left_out == 3
+
+
 @pytest.mark.parametrize("at", [0, 4, 20])
 def test_a_stall_without_another_one_in_sixteen_steps_is_left_out(at: int) -> None:
     times = steady(21)

@@ -144,11 +144,13 @@ def _train(channel: Channel, rank: int, spec: Mapping[str, Any], enter: Callable
     enter("initialize")
     engine = job.build_engine(model, ds_config, optimizer=the_job["optimizer"])
     enter("data")
+    loaders: list[tuple[int, int]] = []
     batches = job.micro_batches(
         the_job,
         micro_batch_size=ds_config["train_micro_batch_size_per_gpu"],
         rank=rank,
         world_size=spec["n_ranks"],
+        on_made=lambda made: loaders.append(job.n_ahead(made)),
     )
     data = job.Watched(
         heart.beating(batches), longest_s=spec["longest_wait_s"], on_late=lambda: _tell_late(channel, spec)
@@ -157,6 +159,9 @@ def _train(channel: Channel, rank: int, spec: Mapping[str, Any], enter: Callable
     # Twice, since the optimizer's state is there only from the second step on.
     data.fetch_first(longest_of=spec["longest_of"], times=2 * accum)
     data.on_fetch = heart.micro_batch
+    n_workers, n_ready = loaders[0] if loaders else (0, 0)
+    if n_workers:
+        channel.send({"event": "loader", "n_workers": n_workers})
     enter("train")
     step, n_skipped = 0, 0
     while True:
@@ -183,3 +188,6 @@ def _train(channel: Channel, rank: int, spec: Mapping[str, Any], enter: Callable
                 "peak_bytes": torch.cuda.max_memory_reserved(device) if on_gpu else own_peak.read(),
             }
         )
+        if step == 1:
+            # While the first step compiled and allocated, workers loaded ahead: what comes of that is no measure of how fast they load.
+            data.use_up(n_ready)

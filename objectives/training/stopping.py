@@ -27,6 +27,8 @@ _SEEN_STEPS = 17
 measured, ..."""
 _SEEN_S = 2.0
 """... unless they take longer than this."""
+_WAITS = 0.01
+"""Of the time of steps: so much is waited for data in some of them and not in the others."""
 _JUDGED_EVERY = 1.05
 """Many steps are judged again once there are so many times as many: a judgement costs the more, the more there are."""
 _SURELY_LONG_S = 0.5
@@ -65,6 +67,8 @@ class StoppingRule:
         self._steps: list[list[RankStep]] = [[] for _ in range(n_ranks)]
         self._slowest_s: list[float] = []
         self._settled: int | None = None
+        self.loader_period = 1
+        """Steps after which the workers of a data loader, if they hold up any, hold up another one."""
         self.is_settled = False
         """Step times do not drift any more, as far as the newest steps show."""
         self.is_done = False
@@ -116,13 +120,29 @@ class StoppingRule:
         """The steps that count: one row a rank, equally long."""
         return [steps[self.n_warmup : len(self._slowest_s)] for steps in self._steps]
 
+    @property
+    def _least_warmup(self) -> int:
+        """The first step, and the second where ranks have just used up what their loaders had ready."""
+        return 1 if self.loader_period == 1 else 2
+
+    @property
+    def _fewest_seen(self) -> int:
+        """Steps that show what a loader's workers do: one that is held up, if any is, and then two whole periods."""
+        if self.loader_period == 1:
+            return 1
+        waits = [[step.total_s - step.engine_s for step in row] for row in self.measured()]
+        uneven_s = max(math.fsum(row) - len(row) * min(row, default=0.0) for row in waits)
+        return 2 * self.loader_period if uneven_s > _WAITS * self.measured_s else self.loader_period + 1
+
     def _judge(self) -> None:
         if self._is_last():
             self.is_done = True
         elif len(self._slowest_s) < self._judged * _JUDGED_EVERY:
             return
         self._judged = len(self._slowest_s)
-        settled = settled_from(self._slowest_s, tolerance=self._limits.precision_target, at_least=self._settled or 1)
+        settled = settled_from(
+            self._slowest_s, tolerance=self._limits.precision_target, at_least=self._settled or self._least_warmup
+        )
         self.is_settled = settled is not None
         self._settled = settled if settled is not None else self._settled
         if self.is_done:
@@ -136,7 +156,7 @@ class StoppingRule:
         n, most = len(self._slowest_s), self._limits.max_steps
         if most is not None:
             return n >= most
-        if n - (self._settled or 1) < self._limits.min_steps:
+        if n - (self._settled or self._least_warmup) < max(self._limits.min_steps, self._fewest_seen):
             return False
         if n >= _FEWEST_STEPS and math.fsum(self._slowest_s) >= _ENOUGH_S:
             return True
@@ -154,10 +174,10 @@ class StoppingRule:
         measured_s = self.measured_s
         if measured_s < LEAST_MEASURED_S:
             return
-        found, incumbent = pace(tuple(times_s)), self._limits.incumbent_samples_per_s
+        found, incumbent = pace(tuple(times_s), self.loader_period), self._limits.incumbent_samples_per_s
         has_seen = measured_s >= max(self._least_measured_s, 0 if len(times_s) >= _SEEN_STEPS else _SEEN_S)
         is_narrow = 2 * found.half_width_s <= self._limits.precision_target * found.mean_s
-        if has_seen and is_narrow and len(times_s) >= self._limits.min_steps:
+        if has_seen and is_narrow and len(times_s) >= max(self._limits.min_steps, self._fewest_seen):
             self.is_done = True
         elif incumbent is not None and found.half_width_s < found.mean_s:
             self._end_if_slower(found.mean_s, far_by_steps(found.mean_s, found.mean_s - found.half_width_s), incumbent)

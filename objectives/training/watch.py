@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -122,6 +123,11 @@ class TrialWatch:
                     self._train_began = time.monotonic()
                     if self._life is not None:
                         self._life.start_ended(self._train_began)
+            case "loader":
+                n_workers = int(message["n_workers"])
+                self._rule.loader_period = max(
+                    self._rule.loader_period, n_workers // math.gcd(n_workers, self._config.grad_accum_steps)
+                )
             case "step":
                 self._take_step(rank, message)
             case "skipped":
@@ -240,6 +246,7 @@ class TrialWatch:
                 n_warmup=self._rule.n_warmup,
                 n_skipped=self._skipped,
                 is_settled=self._rule.is_settled,
+                loader_period=self._rule.loader_period,
                 process_peak_bytes=self._device_probe.process_peaks if self._device_probe else None,
                 device_peak_bytes=self._device_probe.device_peaks if self._device_probe else None,
                 power_w=told.power_w,

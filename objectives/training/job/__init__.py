@@ -4,7 +4,7 @@ Nothing here imports bo_tuner. `bo-tuner export` puts a copy of this folder besi
 the very code that was measured.
 """
 
-from .data import Watched, describe, micro_batches
+from .data import Watched, describe, micro_batches, n_ahead
 from .engine import StepTimes, build_engine, join_group, load_model, place_model, run_step
 from .errors import JobError
 
@@ -17,6 +17,7 @@ __all__ = [
     "join_group",
     "load_model",
     "micro_batches",
+    "n_ahead",
     "place_model",
     "run_step",
 ]

@@ -19,7 +19,10 @@ from .hugging_face import SyntheticData
 from .pipeline import data_parallel_rank
 from .randomness import Randomness
 
-__all__ = ["Watched", "describe", "micro_batches", "moved", "n_samples", "n_tokens"]
+__all__ = ["Watched", "describe", "micro_batches", "moved", "n_ahead", "n_samples", "n_tokens"]
+
+_READY_S = 0.02
+"""A micro-batch that takes longer was not ready."""
 
 
 def micro_batches(
@@ -59,6 +62,12 @@ def n_samples(made: Any) -> int | None:
     if isinstance(made, IterableDataset) or not hasattr(made, "__getitem__") or not hasattr(made, "__len__"):
         return None
     return len(made)
+
+
+def n_ahead(made: Any) -> tuple[int, int]:
+    """Processes that load what the user's function returned, and how many micro-batches they have ready at most; (0, 0) where none do."""
+    n_workers = made.num_workers if isinstance(made, DataLoader) else 0
+    return (n_workers, n_workers * (made.prefetch_factor or 0)) if n_workers else (0, 0)
 
 
 def _made(
@@ -186,6 +195,8 @@ class Watched:
         self.first = ""
         """The first micro-batch in words, once it was fetched."""
         self._batches = batches
+        self._first: list[Any] = []
+        """Fetched, and to be given before others."""
         self._since: float | None = None
         if longest_s is not None:
             threading.Thread(target=self._watch, args=(longest_s, on_late), daemon=True).start()
@@ -200,13 +211,29 @@ class Watched:
         """
         batch = max((next(self) for _ in range(max(longest_of, 1))), key=_n_elements)
         self.first = describe(batch)
-        self._batches = itertools.chain([batch] * (times if longest_of else 1), self._batches)
+        self._first += [batch] * (times if longest_of else 1)
+
+    def use_up(self, n_ready: int) -> None:
+        """Leave out what was loaded ahead, so that from now on micro-batches come as fast as they are loaded, and no faster.
+
+        Args:
+            n_ready: Micro-batches that there may be at most. The first that has to be waited for is kept.
+        """
+        for _ in range(n_ready):
+            began = time.perf_counter()
+            batch = self._fetch()
+            if time.perf_counter() - began > _READY_S:
+                self._first.append(batch)
+                return
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
         self.on_fetch()
+        return self._first.pop(0) if self._first else self._fetch()
+
+    def _fetch(self) -> Any:
         self._since = began = time.perf_counter()
         try:
             return next(self._batches)

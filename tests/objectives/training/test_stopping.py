@@ -66,6 +66,32 @@ def test_stalls_that_come_back_are_measured_until_their_share_is_known() -> None
     assert found.mean_s == pytest.approx(0.85, rel=0.02)
 
 
+def feed_loaded(stopping: StoppingRule, *waits_s: float, step_s: float) -> int:
+    """Steps until it is done, each of which waits so long for its data."""
+    for n, wait_s in enumerate(waits_s, 1):
+        stopping.add(0, RankStep(total_s=step_s + wait_s, engine_s=step_s))
+        if stopping.is_done:
+            return n
+    raise AssertionError("it is never done")
+
+
+@pytest.mark.parametrize("first", range(6))
+def test_two_whole_periods_of_a_loaders_workers_are_measured_however_long_steps_are(first: int) -> None:
+    stopping = rule()
+    stopping.loader_period = 6
+    waits_s = [0.9 * (at % 6 == first) for at in range(60)]
+    assert 14 <= feed_loaded(stopping, *waits_s, step_s=0.4) <= 16
+    times = tuple(step.total_s for step in stopping.measured()[0])
+    assert pace(times, 6).mean_s == pytest.approx(0.55, rel=0.001)
+
+
+def test_a_loader_that_keeps_up_costs_one_period_and_a_step() -> None:
+    stopping = rule()
+    stopping.loader_period = 6
+    assert feed_loaded(stopping, *[0.001] * 50, step_s=0.7) == 2 + 7
+    assert feed_loaded(rule(), *[0.001] * 50, step_s=0.7) == 1 + 3
+
+
 def test_a_drift_is_waited_out() -> None:
     falling = [1 + 0.5 * 0.7**n for n in range(60)]
     stopping = rule(max_steps=60)

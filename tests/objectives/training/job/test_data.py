@@ -348,6 +348,17 @@ def test_the_largest_of_some_comes_first_as_often_as_it_is_wanted_and_then_the_r
     assert [batch[0].shape[1] for batch in data] == [9, 9, 8, 5]
 
 
+def test_what_was_loaded_ahead_is_used_up_to_the_first_that_has_to_be_waited_for() -> None:
+    data = Watched(slow(0.0, 0.0, 0.0, 0.2, 0.0, 0.0))
+    data.fetch_first(longest_of=1, times=2)
+    assert int(next(data)[0]) == 0
+    data.use_up(8)
+    assert [int(batch[0]) for batch in data] == [0, 3, 4, 5], "the largest comes twice all the same"
+    fast = Watched(slow(*[0.0] * 5))
+    fast.use_up(3)
+    assert [int(batch[0]) for batch in fast] == [3, 4]
+
+
 def test_data_that_are_late_are_told_once_while_they_are_late() -> None:
     late, times = threading.Event(), list[float]()
 
