@@ -84,9 +84,10 @@ class Patience:
             allowed_s = max(allowed_s, slowest_s(size, self._workload, self._cluster.device))
         return allowed_s + self._longest_wait_s
 
-    def of_work(self, n_steps: int) -> float:
-        """Seconds without a mark of a rank that is at work all the same."""
-        return self._longest_work_s if self._first_step_s is None or n_steps > 0 else self._first_step_s
+    @property
+    def of_work_s(self) -> float:
+        """Seconds without a mark of a rank that is at work all the same: what is compiled anew later may take as long as at first."""
+        return self._longest_work_s if self._first_step_s is None else self._first_step_s
 
     @property
     def between_looks_s(self) -> float:
@@ -157,12 +158,13 @@ class SignsOfLife:
         silences_s = [self._pulses.silent_s(rank, now) for rank in ranks]
         unmarked_s = [self._pulses.unmarked_s(rank, now) for rank in ranks]
         is_silent = max(silences_s) > allowed_s
-        is_over = max(unmarked_s) > max(allowed_s, self._patience.of_work(n_steps))
+        is_over = max(unmarked_s) > max(allowed_s, self._patience.of_work_s)
         if not is_silent and not is_over:
             return None
         self._ask()
         compiling = [rank for rank in ranks if self._stacks[rank].is_compiling and self._work[rank].is_busy]
-        when = " before its first step was done (--first-step-timeout)" if n_steps == 0 else ""
+        when = " before its first step was done" if n_steps == 0 else ""
+        option = " (--first-step-timeout)" if n_steps == 0 or is_over else ""
         if is_over and (compiling or not is_silent):
             culprit = max(
                 compiling or ranks, key=lambda rank: (not self._stacks[rank].is_in_collective, unmarked_s[rank])
@@ -182,7 +184,7 @@ class SignsOfLife:
                 ),
             )
             seconds, what = silences_s[culprit], "gave no sign of life"
-        return f"rank {culprit} {what} for {seconds:.0f} s{when}: {self._stacks[culprit].where}"
+        return f"rank {culprit} {what} for {seconds:.0f} s{when}{option}: {self._stacks[culprit].where}"
 
     @property
     def n_micro_batches(self) -> int:

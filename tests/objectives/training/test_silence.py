@@ -60,7 +60,7 @@ def test_data_may_take_what_it_was_given() -> None:
 
 def test_the_user_may_say_how_long_the_first_step_may_take() -> None:
     told = patience(first_step_s=1800.0)
-    assert told.of_start() == told.of_training(ONE, longest_s=0.0, n_steps=0) == told.of_work(0) == 1800.0
+    assert told.of_start() == told.of_training(ONE, longest_s=0.0, n_steps=0) == told.of_work_s == 1800.0
     assert told.of_training(ONE, longest_s=0.0, n_steps=1) == 60.0
     assert told.more_time_s == 1800.0
 
@@ -104,21 +104,31 @@ def rank(tmp_path: Path) -> Iterator[Callable[[str], tuple[int, Path]]]:
         process.communicate()
 
 
-@pytest.mark.parametrize("what", ["compiles", "waits for its compiler"])
-def test_a_rank_that_compiles_is_alive_until_that_takes_too_long(
-    what: str, rank: Callable[[str], tuple[int, Path]]
+@pytest.mark.parametrize(
+    ("what", "n_steps", "allowed"),
+    [
+        ("compiles", 0, {"longest_work_s": 6.0}),
+        ("waits for its compiler", 0, {"longest_work_s": 6.0}),
+        ("compiles", 1, {"first_step_s": 6.0}),
+    ],
+)
+def test_a_rank_that_compiles_is_alive_until_that_takes_too_long_also_after_its_first_step(
+    what: str, n_steps: int, allowed: dict[str, float], rank: Callable[[str], tuple[int, Path]]
 ) -> None:
     pid, stack = rank(what)
     began = time.monotonic()
     pulses = Pulses(n_ranks=1, now=began)
-    life = SignsOfLife(pulses, patience(least_s=1.5, longest_work_s=6.0), ONE, [pid], [stack])
+    life = SignsOfLife(pulses, patience(least_s=1.5, **allowed), ONE, [pid], [stack])
+    if n_steps:
+        life.start_ended(began)
     found = None
     while found is None and time.monotonic() - began < 60.0:
-        found = life.silence(time.monotonic(), n_steps=0)
+        found = life.silence(time.monotonic(), n_steps=n_steps)
         time.sleep(0.05)
     assert found is not None
-    assert found.startswith("rank 0 was at work and did not get on for 6 s before its first step was done (--first-")
-    assert 3.0 < life.more_time_s < 7.0
+    when = " before its first step was done" if n_steps == 0 else ""
+    assert found.startswith(f"rank 0 was at work and did not get on for 6 s{when} (--first-step-timeout)")
+    assert 3.0 < life.more_time_s - allowed.get("first_step_s", 0.0) < 7.0
     pulses.close()
 
 
