@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 import re
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bo_tuner.outcome import Outcome
 from bo_tuner.text import gib
 
-__all__ = ["UNHEARD", "RankFailure", "ending_of", "of_exception", "of_exit"]
+__all__ = ["UNHEARD", "RankFailure", "ending_of", "of_exception", "of_exit", "with_kills"]
 
 UNHEARD = 76
 """The exit code of a rank that could not say why it ends (EX_PROTOCOL of sysexits.h)."""
@@ -23,16 +23,25 @@ _CUDA_REQUEST = re.compile(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
 _CUDA_ROUNDING_BYTES = 6 * 2**20
 """torch tells the size of a request in hundredths, of GiB too."""
 _CUDA_REFUSAL = re.compile(
-    r"(?:CUDA error|CUDA driver error|Triton Error \[CUDA\]): out of memory"
-    r"|(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE)_STATUS_(?:\w+_)?ALLOC(?:ATION)?_FAILED|CUFFT_ALLOC_FAILED"
-    r"|Cuda failure (?:\d+ )?'out of memory'|Failed to CUDA (?:calloc|malloc)"
+    r"(?:(?:CUDA|HIP)(?: driver)? error|Triton Error \[(?:CUDA|HIP)\]): out of memory"
+    r"|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|hipErrorOutOfMemory"
+    r"|(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE|HIPBLAS)_STATUS_(?:\w+_)?ALLOC(?:ATION)?_FAILED|CUFFT_ALLOC_FAILED"
+    r"|(?:Cuda|HIP) failure (?:\d+ )?'out of memory'|Failed to CUDA (?:calloc|malloc)"
 )
-"""In the words of the CUDA runtime, the driver (which expandable segments ask) and Triton; of the math libraries, cuDNN 9 among
-them; of NCCL of three generations. Triton's OutOfResources is none: it speaks of a kernel's shared memory."""
-_WRAPPED_REFUSAL = "CUDA out of memory. Tried to allocate"
+"""In the words of the CUDA runtime, the driver (which expandable segments ask) and Triton; by the names of their codes, as bindings
+for Python tell them; of the math libraries, cuDNN 9 among them; of NCCL of three generations. Triton's OutOfResources is none: it
+speaks of a kernel's shared memory."""
+_WRAPPED_REFUSAL = re.compile(r"\b(?:CUDA|HIP) out of memory\. Tried to allocate")
 """Of torch's allocator, whose error a compiler may wrap in another."""
-_NOT_INITIALIZED = re.compile(r"(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE)_STATUS_NOT_INITIALIZED")
-"""What a library says that cannot make its handle: for lack of memory, or because an earlier kernel failed."""
+_SYSTEM_REFUSAL = re.compile(r"unable to mmap \d+ bytes .*: Cannot allocate memory \(12\)")
+"""torch, where it maps a file or memory that a data loader's worker shares."""
+_KILLED_WORKER = re.compile(r"DataLoader worker \(pid \d+\) is killed by signal: Killed")
+_MAY_LACK_MEMORY = re.compile(
+    r"(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE|HIPBLAS)_STATUS_NOT_INITIALIZED"
+    r"|(?:Unable to find a valid cuDNN algorithm|(?:FIND|GET) was unable to find an engine)"
+)
+"""What a library says that cannot make its handle, and of a convolution for which no algorithm works: for lack of memory, or for
+another reason, such as a kernel that failed before."""
 _NEARLY_FULL_BYTES = 512 * 2**20
 """Our own choice: a handle fits into it many times, with its workspace (32 MiB on Hopper, cuBLAS's documentation)."""
 _LOST_PEER = re.compile(r"gloo/\S+\.cc:\d+\]")
@@ -73,7 +82,7 @@ def of_exception(
         return RankFailure(outcome=Outcome.FAILED, reason=text)
     if isinstance(error, SystemExit):
         return RankFailure(outcome=Outcome.FAILED, reason=_short(f"its code calls exit({text}) in {phase}"))
-    if isinstance(error, torch.OutOfMemoryError) or (isinstance(error, RuntimeError) and _WRAPPED_REFUSAL in text):
+    if isinstance(error, torch.OutOfMemoryError) or (isinstance(error, RuntimeError) and _WRAPPED_REFUSAL.search(text)):
         requested = _cuda_request(text)
         would_hold = torch.cuda.memory_reserved() + (requested or 0) + _CUDA_ROUNDING_BYTES
         over_cap = cap_bytes is not None and would_hold > cap_bytes
@@ -91,9 +100,11 @@ def of_exception(
             return RankFailure(
                 outcome=Outcome.OOM, reason=f"the allocator refused a request{size}", requested_bytes=requested
             )
+        if _SYSTEM_REFUSAL.search(text):
+            return RankFailure(outcome=Outcome.OOM, reason=f"the system refused memory: {_short(text)}")
         if _CUDA_REFUSAL.search(text):
             return RankFailure(outcome=Outcome.OOM, reason=_short(text))
-        if _NOT_INITIALIZED.search(text) and free_bytes is not None and free_bytes < _NEARLY_FULL_BYTES:
+        if _MAY_LACK_MEMORY.search(text) and free_bytes is not None and free_bytes < _NEARLY_FULL_BYTES:
             reason = f"with {gib(free_bytes)} free on the GPU: {_short(text)}"
             return RankFailure(outcome=Outcome.OOM, reason=reason)
     if phase == "initialize" and isinstance(error, AssertionError | ValueError | NotImplementedError):
@@ -107,6 +118,14 @@ def of_exception(
         reason=f"{type(error).__name__} in {phase}: {_short(text)}{_short(notes)}",
         is_consequence=is_consequence,
     )
+
+
+def with_kills(failure: RankFailure, *, n_oom_kills: int) -> RankFailure:
+    """What a rank said of its end, where the kernel killed processes for memory meanwhile: its data loader's worker may be one."""
+    if n_oom_kills == 0 or not _KILLED_WORKER.search(failure.reason):
+        return failure
+    reason = f"the kernel killed a worker of a data loader, since the machine is out of memory, or its control group is: {failure.reason}"
+    return replace(failure, outcome=Outcome.HOST_OOM, reason=_short(reason))
 
 
 def of_exit(code: int, *, rank: int, n_oom_kills: int) -> RankFailure:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bo_tuner.objectives.training.failures import UNHEARD, RankFailure, of_exit
+from bo_tuner.objectives.training.failures import UNHEARD, RankFailure, of_exit, with_kills
 from bo_tuner.outcome import Outcome
 
 __all__ = ["Verdict"]
@@ -94,7 +94,7 @@ class Verdict:
 
     def _causes(self, now: float) -> list[tuple[float, RankFailure]]:
         """What every rank that failed says of it, with the moment."""
-        causes = list(self._told.values())
+        causes = [(at, with_kills(told, n_oom_kills=self._n_oom_kills())) for at, told in self._told.values()]
         for rank, (at, code) in self._exits.items():
             if rank in self._told:
                 continue

@@ -8,7 +8,7 @@ import signal
 import pytest
 import torch
 
-from bo_tuner.objectives.training.failures import of_exception, of_exit
+from bo_tuner.objectives.training.failures import of_exception, of_exit, with_kills
 from bo_tuner.outcome import Outcome
 
 GIB = 2**30
@@ -41,6 +41,16 @@ def test_a_cuda_refusal_that_our_cap_explains_is_guarded() -> None:
     "error",
     [
         MemoryError(),
+        RuntimeError("unable to mmap 40960 bytes from file </torch_12_3>: Cannot allocate memory (12)"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasLtCreate(&handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        RuntimeError("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`"),
+        RuntimeError("CUDA error: CUSPARSE_STATUS_ALLOC_FAILED when calling `cusparseCreate(handle)`"),
+        RuntimeError("[CUDA_ERROR_OUT_OF_MEMORY] out of memory"),
+        RuntimeError("HIP error: out of memory"),
+        RuntimeError("CUDA error: HIPBLAS_STATUS_ALLOC_FAILED when calling `hipblasCreate(handle)`"),
+        RuntimeError("InductorError: OutOfMemoryError: HIP out of memory. Tried to allocate 20.00 MiB."),
+        torch.distributed.DistBackendError("Last error: HIP failure 2 'out of memory'"),
         OSError(errno.ENOMEM, "Cannot allocate memory"),
         torch.distributed.DistBackendError("NCCL error ... ncclUnhandledCudaError ... Cuda failure 2 'out of memory'"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
@@ -67,22 +77,34 @@ def test_a_refusal_that_a_compiler_wrapped_keeps_its_size() -> None:
     assert of_exception(error, phase="train", cap_bytes=GIB // 2).outcome is Outcome.GUARDED
 
 
-NO_HANDLE = RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`")
-
-
-def test_a_library_without_its_handle_ran_out_of_memory_only_where_the_gpu_was_nearly_full() -> None:
-    full = of_exception(NO_HANDLE, phase="train", free_bytes=GIB // 16)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_NOT_INITIALIZED",
+        "Unable to find a valid cuDNN algorithm to run convolution",
+        "GET was unable to find an engine to execute this computation",
+    ],
+)
+def test_what_a_library_does_without_memory_and_otherwise_is_lack_of_memory_only_where_the_gpu_was_nearly_full(
+    text: str,
+) -> None:
+    error = RuntimeError(text)
+    full = of_exception(error, phase="train", free_bytes=GIB // 16)
     assert full.outcome is Outcome.OOM
-    assert full.reason == f"with 64 MiB free on the GPU: {NO_HANDLE}"
-    assert of_exception(NO_HANDLE, phase="train", free_bytes=40 * GIB).outcome is Outcome.FAILED
-    assert of_exception(NO_HANDLE, phase="train").outcome is Outcome.FAILED
-
-
-def test_a_kernel_that_wants_too_much_shared_memory_did_not_run_out_of_memory() -> None:
-    error = RuntimeError(
-        "out of resource: shared memory, Required: 264192, Hardware limit: 232448. Reducing block sizes or `num_stages` may help."
-    )
+    assert full.reason == f"with 64 MiB free on the GPU: {text}"
+    assert of_exception(error, phase="train", free_bytes=40 * GIB).outcome is Outcome.FAILED
     assert of_exception(error, phase="train").outcome is Outcome.FAILED
+
+
+def test_a_worker_of_a_data_loader_ran_out_of_memory_only_where_the_kernel_killed_something_for_it() -> None:
+    killed = of_exception(RuntimeError("DataLoader worker (pid 12) is killed by signal: Killed. "), phase="data")
+    assert with_kills(killed, n_oom_kills=0) == killed
+    found = with_kills(killed, n_oom_kills=1)
+    assert found.outcome is Outcome.HOST_OOM
+    assert found.reason.startswith("the kernel killed a worker of a data loader, since the machine is out of memory")
+    other = of_exception(RuntimeError("DataLoader worker (pid 12) is killed by signal: Aborted. "), phase="data")
+    assert with_kills(other, n_oom_kills=1) == other
 
 
 @pytest.mark.parametrize("error", [AssertionError("no"), ValueError("no"), NotImplementedError("no")])
@@ -95,10 +117,33 @@ def test_code_that_calls_exit_is_told_as_that() -> None:
     assert of_exception(SystemExit(0), phase="train").reason == "its code calls exit(0) in train"
 
 
-def test_a_text_that_mentions_memory_is_not_taken_for_a_refusal() -> None:
-    failure = of_exception(ValueError("the dataset is out of memory bounds"), phase="train")
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("the dataset is out of memory bounds"),
+        RuntimeError("my replay memory is out of memory slots"),
+        RuntimeError("out of memory"),
+        RuntimeError("Failed to allocate a name for the run"),
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`"),
+        KeyError("CUDA error: out of memory"),
+        RuntimeError(
+            "out of resource: shared memory, Required: 264192, Hardware limit: 232448. Reducing block sizes may help."
+        ),
+        RuntimeError(
+            "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's workers are out of "
+            "shared memory. Please try to raise your shared memory limit."
+        ),
+        RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)"),
+        torch.distributed.DistBackendError(
+            "NCCL error: ncclSystemError ... Error while creating shared memory segment /dev/shm/nccl-1: No space left on device"
+        ),
+    ],
+)
+def test_a_text_that_mentions_memory_is_not_taken_for_a_refusal(error: Exception) -> None:
+    failure = of_exception(error, phase="train")
     assert failure.outcome is Outcome.FAILED
-    assert failure.reason == "ValueError in train: the dataset is out of memory bounds"
+    assert failure.reason.startswith(f"{type(error).__name__} in train: ")
 
 
 def test_a_long_message_is_one_short_line() -> None:
