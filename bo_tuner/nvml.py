@@ -262,8 +262,9 @@ def _check_instances(devices: Sequence[Device]) -> None:
     if len(devices) > 1 and any(device.is_instance for device in devices):
         uuids = ", ".join(device.uuid for device in devices)
         raise ClusterError(
-            f"of divided GPUs (MIG) one instance must be visible, since CUDA shows no more to a process and NCCL joins none; "
-            f"there are {uuids}: name one in CUDA_VISIBLE_DEVICES, or use --device cpu"
+            f"of divided GPUs (MIG) one instance must be visible: CUDA shows a process no more than one, and NCCL, through which ranks exchange, "
+            f"takes ranks on instances of a GPU for ranks on the same GPU, and refuses them; there are {uuids}: name one in "
+            f"CUDA_VISIBLE_DEVICES, or use --device cpu"
         )
 
 

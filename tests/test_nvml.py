@@ -272,8 +272,9 @@ def test_several_instances_are_refused_with_their_names(detect: Callable[..., di
     told = detect("mig 0 2 5000", visible=visible)
     assert told == {
         "error": "ClusterError",
-        "text": "of divided GPUs (MIG) one instance must be visible, since CUDA shows no more to a process and NCCL joins none; "
-        "there are MIG-a0-1, MIG-a0-2: name one in CUDA_VISIBLE_DEVICES, or use --device cpu",
+        "text": "of divided GPUs (MIG) one instance must be visible: CUDA shows a process no more than one, and NCCL, through which ranks "
+        "exchange, takes ranks on instances of a GPU for ranks on the same GPU, and refuses them; there are MIG-a0-1, MIG-a0-2: name "
+        "one in CUDA_VISIBLE_DEVICES, or use --device cpu",
     }
 
 
