@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import warnings
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +15,7 @@ import torch
 
 from bo_tuner.cluster import DeviceKind
 from bo_tuner.config import TrainConfig
+from bo_tuner.models.software import deepspeed_with
 from bo_tuner.objectives.training import DeepSpeedBackEnd, deepspeed_config
 from bo_tuner.workload import ModelSpec, Precision, Workload
 
@@ -74,6 +80,56 @@ def test_on_gpus_deepspeed_makes_torchs_fused_optimizer_of_the_config(name: str,
 def test_deepspeeds_own_adam_is_what_it_takes_where_nothing_is_said(device: DeviceKind) -> None:
     settings = deepspeed_config(TrainConfig(), replace(WORKLOAD, optimizer="fused_adam"), n_ranks=2, device=device)
     assert settings["optimizer"] == {"type": "AdamW", "params": {"lr": 1e-4}}
+
+
+@pytest.fixture
+def chosen(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any]], tuple[str, str]]:
+    """`chosen(settings)` asks DeepSpeed's own code which optimizer it makes of a config, and what it wraps it in; no op is built."""
+    from deepspeed.ops.adam import fused_adam
+    from deepspeed.runtime import engine as engines
+    from deepspeed.runtime.config import DeepSpeedConfig
+    from deepspeed.runtime.zero import utils
+
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+        importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
+    builder = SimpleNamespace(load=lambda: SimpleNamespace(multi_tensor_adam=None))
+    monkeypatch.setattr(fused_adam, "FusedAdamBuilder", lambda: builder)
+    monkeypatch.setattr(utils.dist, "get_rank", lambda: 1)  # rank 0 tells what it does
+    for name in ("FP16_Optimizer", "FP16_UnfusedOptimizer"):
+        monkeypatch.setattr(engines, name, lambda *_, name=name, **__: name)
+
+    def choose(settings: dict[str, Any]) -> tuple[str, str]:
+        engine: Any = object.__new__(engines.DeepSpeedEngine)
+        torch.nn.Module.__init__(engine)
+        given = {"_config": DeepSpeedConfig(settings), "client_optimizer": None, "mpu": None}
+        for name, value in {**given, "has_moe_layers": False, "pipeline_parallelism": False}.items():
+            setattr(engine, name, value)
+        made = engine._configure_basic_optimizer([torch.nn.Parameter(torch.zeros(3))])
+        wrapper = engine._do_optimizer_sanity_check(made)
+        half = {engines.FP16: torch.float16, engines.DDP_BFLOAT16: torch.bfloat16}.get(wrapper)
+        kind = f"{type(made).__module__.partition('.')[0]} {type(made).__name__}"
+        return kind, str(wrapper) if half is None else engine._configure_fp16_optimizer(made, half)
+
+    return choose
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adam", "fused_adam"])
+def test_deepspeed_chooses_the_optimizer_that_is_named_and_the_wrapper_that_the_memory_model_counts(
+    optimizer: str, chosen: Callable[[dict[str, Any]], tuple[str, str]]
+) -> None:
+    """Under ZeRO 0 in 16 bits only FusedAdam has the fused wrapper, which holds one more copy of the gradients in the step."""
+    kind = {"adamw": "torch AdamW", "adam": "torch Adam", "fused_adam": "deepspeed FusedAdam"}[optimizer]
+    wrapper = "FP16_Optimizer" if optimizer == "fused_adam" else "FP16_UnfusedOptimizer"
+    precisions: tuple[Precision, ...] = ("fp32", "bf16", "fp16")
+    for precision, stage in product(precisions, range(4)):
+        workload = replace(WORKLOAD, optimizer=optimizer, precision=precision)
+        config = TrainConfig.from_params({"zero_stage": stage})
+        found = chosen(deepspeed_config(config, workload, n_ranks=1, device="cuda"))
+        wrapped = "zero_optimization" if stage else "None" if precision == "fp32" else wrapper
+        assert found == (kind, wrapped), (precision, stage)
+    one, two = (deepspeed_with(name, "cuda").step_bytes for name in (optimizer, "adamw"))
+    assert (one[0] > two[0]) == (optimizer == "fused_adam")
+    assert one[1:] == two[1:]
 
 
 def test_pipelines_run_under_zero_0_and_1_only() -> None:
