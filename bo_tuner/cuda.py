@@ -15,7 +15,7 @@ from bo_tuner.cluster import Cluster
 from bo_tuner.errors import CudaError
 from bo_tuner.text import count
 
-__all__ = ["CudaTrouble", "check_cuda", "cuda_trouble"]
+__all__ = ["CudaTrouble", "check_can_build", "check_cuda", "cuda_trouble"]
 
 _LONGEST_S = 180.0
 """To import torch and to start CUDA on eight GPUs, from a slow disk."""
@@ -35,6 +35,19 @@ except BaseException as error:
     told["error"] = f"{type(error).__name__}: {error}"
 print(json.dumps(told))
 """
+_BUILD_PROBE = """
+import json
+told = {}
+try:
+    from deepspeed.git_version_info import installed_ops
+    if not installed_ops.get("fused_adam"):
+        from deepspeed.ops.op_builder.builder import assert_no_cuda_mismatch
+        assert_no_cuda_mismatch("fused_adam")
+except BaseException as error:
+    told["error"] = f"{type(error).__name__}: {error}"
+print(json.dumps(told))
+"""
+"""DeepSpeed's own questions before it compiles an op."""
 _CAUSES = (
     (r"driver on your system is too old", "update the driver, or install a torch that is built for an older CUDA"),
     (
@@ -84,9 +97,32 @@ def check_cuda(cluster: Cluster) -> None:
 
 def cuda_trouble(cluster: Cluster) -> CudaTrouble | None:
     """Start CUDA in a child and compute a sum on each device; None where that works."""
+    told = _told(_PROBE)
+    return told if isinstance(told, CudaTrouble) else _judged(told, n_ranks=cluster.n_ranks)
+
+
+def check_can_build(optimizer: str, cluster: Cluster) -> None:
+    """Make sure that DeepSpeed's FusedAdam, where it is the optimizer, can be compiled for GPUs. DeepSpeed has one for CPUs too.
+
+    Raises:
+        CudaError: It cannot; the text says why, and the way out.
+    """
+    if optimizer != "fused_adam" or cluster.device != "cuda":
+        return
+    told = _told(_BUILD_PROBE)
+    found = told.found if isinstance(told, CudaTrouble) else " ".join(str(told.get("error", "")).split())
+    if found:
+        raise CudaError(
+            f"--optimizer fused_adam must be compiled at its first use, and cannot be ({found[:300]}): install the CUDA toolkit in the "
+            "version of torch's CUDA (CUDA_HOME names it), or use --optimizer adamw, torch's fused one, which needs none"
+        )
+
+
+def _told(probe: str) -> dict[str, Any] | CudaTrouble:
+    """What a program that runs in a child tells in its last line."""
     try:
         ended = subprocess.run(
-            [sys.executable, "-c", _PROBE],
+            [sys.executable, "-c", probe],
             env={**os.environ, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -104,7 +140,7 @@ def cuda_trouble(cluster: Cluster) -> CudaTrouble | None:
         return CudaTrouble(
             found=f"the process that tried it ended with exit code {ended.returncode} and said {last}", mend=_OTHERWISE
         )
-    return _judged(told, n_ranks=cluster.n_ranks)
+    return told
 
 
 def _judged(told: Mapping[str, Any], *, n_ranks: int) -> CudaTrouble | None:

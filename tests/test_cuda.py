@@ -6,13 +6,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from bo_tuner.cluster import Cluster
-from bo_tuner.cuda import CudaTrouble, check_cuda, cuda_trouble
+from bo_tuner.cuda import CudaTrouble, check_can_build, check_cuda, cuda_trouble
+from bo_tuner.errors import CudaError
 
 TWO = Cluster(device="cuda", n_ranks=2, device_name="Tesla V100-SXM2-16GB", memory_bytes=2**34)
 
@@ -123,3 +125,19 @@ def test_a_cpu_build_of_torch_beside_gpus_ends_tune_before_anything_is_written(
         "CUDA build of torch, or use --device cpu\n"
     )
     assert list(folder.iterdir()) == []
+
+
+def test_fused_adam_without_a_cuda_toolkit_is_refused_before_any_trial_with_the_way_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By DeepSpeed's own questions, in a real process."""
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    with pytest.raises(CudaError) as caught:
+        check_can_build("fused_adam", TWO)
+    text = str(caught.value)
+    assert text.startswith(
+        "--optimizer fused_adam must be compiled at its first use, and cannot be (MissingCUDAException: "
+    )
+    assert text.endswith("or use --optimizer adamw, torch's fused one, which needs none")
+    check_can_build("adamw", TWO)
+    check_can_build("fused_adam", replace(TWO, device="cpu"))

@@ -11,7 +11,7 @@ from typing import Any
 
 from bo_tuner.cluster import Cluster
 from bo_tuner.config import TrainConfig
-from bo_tuner.cuda import check_cuda
+from bo_tuner.cuda import check_can_build, check_cuda
 from bo_tuner.errors import ConfigError, LaunchError, ModelError
 from bo_tuner.goal import Goal
 from bo_tuner.hardware import Hardware
@@ -338,6 +338,7 @@ def open_training(options: TuneOptions) -> Generator[Opening]:
     check_cuda(cluster)
     with training_server(cluster) as server:
         workload = options.workload_of(spec, cluster, folder=server.run_dir)
+        check_can_build(workload.optimizer, cluster)
         if spec.source == "object":
             hand_over(options.model, server.run_dir)
         space = replace(space, dimensions=dimensions_ready(space, workload, folder=server.run_dir))

@@ -6,14 +6,16 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bo_tuner.cluster import Cluster
 from bo_tuner.config import TrainConfig
+from bo_tuner.cuda import check_can_build
 from bo_tuner.doctor import Status, examine
-from bo_tuner.errors import ClusterError
+from bo_tuner.errors import ClusterError, CudaError
 from bo_tuner.objectives import ignore_events
 from bo_tuner.objectives.launch import ForkServer
 from bo_tuner.objectives.training import TrainingObjective, model_facts, training_server
@@ -78,6 +80,24 @@ def test_every_zero_stage_trains(
     assert processes is None or allocator < processes[0] <= devices[0]  # None in containers that hide processes
     assert (result.measurement.power_w or 0) > 10
     assert (result.measurement.energy_j or 0) > 0
+
+
+def test_deepspeeds_fused_adam_is_built_and_trains(
+    bert_base: Workload, gpu: Cluster, gpu_server: ForkServer, tmp_path: Path
+) -> None:
+    try:
+        check_can_build("fused_adam", gpu)
+    except CudaError as error:
+        pytest.skip(str(error))
+    result = run(
+        replace(bert_base, optimizer="fused_adam"),
+        gpu,
+        gpu_server,
+        tmp_path,
+        TrainConfig(micro_batch_size=8),
+        int(0.92 * gpu.memory_bytes),
+    )
+    assert result.outcome is Outcome.COMPLETE, f"{result.reason}\n{result.log_tail}"
 
 
 def test_our_cap_ends_a_trial_as_guarded_before_the_device_refuses(

@@ -118,7 +118,7 @@ def test_a_rank_that_compiles_is_alive_until_that_takes_too_long_also_after_its_
     pid, stack = rank(what)
     began = time.monotonic()
     pulses = Pulses(n_ranks=1, now=began)
-    life = SignsOfLife(pulses, patience(least_s=1.5, **allowed), ONE, [pid], [stack])
+    life = SignsOfLife(pulses, patience(SMALL, least_s=1.5, **allowed), ONE, [pid], [stack])
     if n_steps:
         life.start_ended(began)
     found = None
