@@ -7,16 +7,20 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import InitVar, dataclass, fields
+from dataclasses import InitVar, dataclass, fields, replace
 from typing import Any
 
 from bo_tuner.config import ExtraValue, TrainConfig
 from bo_tuner.errors import ConfigError
+from bo_tuner.registry import Registry
 
-__all__ = ["Change", "Dimension", "check_apart"]
+__all__ = ["DIMENSIONS", "Change", "Dimension", "Term", "check_apart", "register_dimension"]
 
 Change = Callable[[dict[str, Any], Any], dict[str, Any] | None]
 """Gets a DeepSpeed config of its own and a value; changes the config in place, or returns another."""
+
+Term = Callable[[Any], Mapping[str, Any]]
+"""Gets an `Estimate` of `bo_tuner.models.terms`, and gives the parts that become others, by name."""
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _WORD = re.compile(r"[A-Za-z0-9_.+-]+")
@@ -68,6 +72,14 @@ class Dimension:
     """Where another process finds `change`: `FILE.py:FUNCTION`, or the name of its pickle in the study's folder; filled in by `tune`."""
     digest: str = ""
     """Of what `change` does; likewise."""
+    legal: Callable[[TrainConfig, Any], bool] | None = None
+    """Whether a config may have a value; None: every one. The first value must always be legal."""
+    time: Term | None = None
+    """What a value changes in the seconds of a step; None: unknown."""
+    memory: Term | None = None
+    """What it changes in the bytes of a rank; None: unknown."""
+    is_registered: bool = False
+    """Other processes find it in `DIMENSIONS`, by its name; filled in by `tune` and `plan`."""
     low: InitVar[float | None] = None
     """Instead of values: a range from here ..."""
     high: InitVar[float | None] = None
@@ -95,7 +107,8 @@ class Dimension:
         object.__setattr__(self, "values", self._checked())
         if self.path and not all(self.path.split(".")):
             raise self._error(f"must have a path as in zero_optimization.overlap_comm; got {self.path!r}")
-        if bool(self.path) == (self.change is not None or bool(self.source)):
+        is_change = self.change is not None or bool(self.source)
+        if bool(self.path) == is_change and not (self.is_registered and not is_change):
             raise self._error("must say what it changes, by either path or change")
         if self.change is not None and not callable(self.change):
             raise self._error(f"must have a function as its change; got {self.change!r}")
@@ -157,6 +170,15 @@ class Dimension:
         )
         return f"{self.name}: {shown}; changes {self.path or 'the DeepSpeed config by a function'}"
 
+    def allows(self, config: TrainConfig, value: ExtraValue) -> bool:
+        """Whether `config` may have `value`."""
+        return self.legal is None or self.legal(config, value)
+
+    @property
+    def is_modelled(self) -> bool:
+        """Something is expected of its values."""
+        return self.time is not None or self.memory is not None
+
     @property
     def longest_name(self) -> int:
         """Characters that it adds to a config's name at most."""
@@ -207,18 +229,36 @@ class Dimension:
     def to_dict(self) -> dict[str, Any]:
         """Plain data that JSON can hold: all but the name, and the function itself."""
         how = {"path": self.path} if self.path else {"source": self.source, "digest": self.digest}
-        return {"values": list(self.values), **how}
+        return {"values": list(self.values), **how, **({"is_registered": True} if self.is_registered else {})}
 
     @classmethod
     def from_dict(cls, name: str, data: Mapping[str, Any]) -> Dimension:
-        """The inverse of `to_dict`, where what is not a path is still to be found."""
+        """The inverse of `to_dict`, where what is not a path is still to be found, and what is registered where it is."""
+        values, path = tuple(data["values"]), data.get("path", "")
+        is_registered = data.get("is_registered", False)
+        if is_registered and name in DIMENSIONS:
+            return replace(DIMENSIONS[name], values=values, path=path, is_registered=True)
         return cls(
             name=name,
-            values=tuple(data["values"]),
-            path=data.get("path", ""),
+            values=values,
+            path=path,
             source=data.get("source", ""),
             digest=data.get("digest", ""),
+            is_registered=is_registered,
         )
+
+
+def _name_of(dimension: Dimension) -> str:
+    if not isinstance(dimension, Dimension):
+        raise ConfigError(f"what is registered as a dimension must be a Dimension; got {dimension!r:.100}")
+    return dimension.name
+
+
+DIMENSIONS = Registry[Dimension]("dimension", group="bo_tuner.dimensions", name_of=_name_of)
+"""Those that installed packages offer by entry points of the group `bo_tuner.dimensions`, and that programs register."""
+
+register_dimension = DIMENSIONS.register
+"""Takes a `Dimension`."""
 
 
 def check_apart(dimensions: Sequence[Dimension]) -> None:

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from bo_tuner.cluster import Cluster, MemoryLimit
+from bo_tuner.dimension import Dimension
 from bo_tuner.errors import ConfigError, ModelError
 from bo_tuner.hardware import hardware_of
 from bo_tuner.models.choices import Problem
 from bo_tuner.models.planner import Plan
 from bo_tuner.models.planner import plan as plan_problem
 from bo_tuner.models.software import deepspeed_with
+from bo_tuner.objectives.training.dimensions import dimensions_of
 from bo_tuner.profile import ModelProfile
 from bo_tuner.schedules import SCHEDULES, check_schedule
 from bo_tuner.workload import ModelSpec, Precision, Workload, check_choice, check_seq_len
@@ -37,6 +39,7 @@ def plan(
     schedules: Sequence[str] | None = None,
     allow_2bw: bool = False,
     max_tensor: int = 1,
+    dimensions: Sequence[Dimension | str] = (),
     memory_limit: str | float | MemoryLimit | None = None,
     memory_reserve: str | None = None,
 ) -> Plan:
@@ -59,6 +62,7 @@ def plan(
         schedules: Of pipelines, by name; None for `1f1b`, and `2bw` where that is allowed.
         allow_2bw: Schedules that change training may be planned, as `2bw` (PipeDream-2BW), whose gradients are one step old.
         max_tensor: Largest degree of tensor parallelism; the back end that trains has none yet.
+        dimensions: What else to try, as in `tune`; a plan tells their values apart by their terms of time and memory.
         memory_limit: Per device, as a fraction of it or as bytes ("3GiB"); None for 0.92.
         memory_reserve: Instead: bytes of each device that stay free ("2GiB").
 
@@ -93,6 +97,7 @@ def plan(
         limit_bytes=limit_bytes,
         schedules=used_schedules,
         tensor_degrees=range(1, max_tensor + 1),
+        dimensions=dimensions_of(dimensions),
     )
 
 

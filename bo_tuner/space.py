@@ -207,12 +207,14 @@ class SearchSpace:
                 f"candidates must be at most {_MOST_CANDIDATES}, and {len(found)} configs with {n_combinations} combinations of "
                 f"--dimension values are {len(found) * n_combinations}: give fewer values or --zero-stages, or a --global-batch"
             )
-        names = [dimension.name for dimension in self.dimensions]
-        extras = [
-            tuple(zip(names, values, strict=True))
-            for values in itertools.product(*(dimension.values for dimension in self.dimensions))
-        ]
-        return tuple(replace(config, extra=extra) for config in found for extra in extras)
+        return tuple(varied for config in found for varied in self.varied(config))
+
+    def varied(self, config: TrainConfig) -> Iterator[TrainConfig]:
+        """`config` with every legal combination of the user's values, the first of each first."""
+        for values in itertools.product(*(dimension.values for dimension in self.dimensions)):
+            if all(one.allows(config, value) for one, value in zip(self.dimensions, values, strict=True)):
+                names = (dimension.name for dimension in self.dimensions)
+                yield replace(config, extra=tuple(zip(names, values, strict=True)))
 
     def refined(self, family: Iterable[TrainConfig], *, fits: int, fails: int, n_ranks: int) -> list[TrainConfig]:
         """Every integer between two neighbouring rungs of the ladder: candidates at the edge of memory. None where configs are listed.

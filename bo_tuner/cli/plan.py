@@ -69,6 +69,13 @@ def plan(
     max_tensor: Annotated[
         int, typer.Option(help="Largest degree of tensor parallelism; what trains here has none yet.")
     ] = 1,
+    dimension: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Also try: NAME=VALUE,VALUE:PATH of a DeepSpeed key, FILE.py:FUNCTION that returns Dimensions, or the NAME of one of an installed package; may be repeated.",
+            show_default="none",
+        ),
+    ] = None,
     memory_limit: Annotated[
         str | None,
         typer.Option(help="Memory per device: a fraction of it, or bytes as in 3GiB.", show_default="0.92"),
@@ -117,6 +124,7 @@ def plan(
             schedules=None if schedules is None else [name.strip() for name in schedules.split(",")],
             allow_2bw=allow_2bw,
             max_tensor=max_tensor,
+            dimensions=dimension or (),
             memory_limit=memory_limit,
             memory_reserve=memory_reserve,
         )

@@ -126,7 +126,7 @@ def tune(
     dimension: Annotated[
         list[str] | None,
         typer.Option(
-            help="Also try: NAME=VALUE,VALUE:PATH of a DeepSpeed key, or FILE.py:FUNCTION that returns Dimensions; may be repeated.",
+            help="Also try: NAME=VALUE,VALUE:PATH of a DeepSpeed key, FILE.py:FUNCTION that returns Dimensions, or the NAME of one of an installed package; may be repeated.",
             show_default="none",
         ),
     ] = None,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bo_tuner.config import TrainConfig
+from bo_tuner.dimension import Dimension
 from bo_tuner.errors import ConfigError
 from bo_tuner.hardware import Hardware
 from bo_tuner.models.software import Software
@@ -52,6 +53,8 @@ class Problem:
     layer_costs: tuple[float, ...] = ()
     """What layers are dealt to pipeline stages by, in any unit, where it is known better than by their arithmetic."""
     constants: Constants = Constants()
+    dimensions: tuple[Dimension, ...] = ()
+    """The user's own, of which those with a term of time or memory count."""
 
     def __post_init__(self) -> None:
         if self.layer_costs and len(self.layer_costs) != self.max_depth:
@@ -97,6 +100,8 @@ class Choices:
     """Place in `schedules`."""
     schedules: tuple[Schedule, ...]
     """Those that configs have, each once."""
+    extra: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]])
+    """Dimensions beside these by name; None for a config that has it not."""
 
     @classmethod
     def of(cls, configs: Sequence[TrainConfig], n_ranks: int) -> Choices:
@@ -122,6 +127,7 @@ class Choices:
             recomputes=np.array([config.recompute for config in configs], dtype=bool),
             schedule=np.array([place[name] for name in names], dtype=np.int64),
             schedules=tuple(map(find_schedule, place)),
+            extra=_extra(configs),
         )
 
     def __len__(self) -> int:
@@ -129,8 +135,12 @@ class Choices:
 
     def at(self, chosen: Flags | NDArray[np.int64]) -> Choices:
         """Those that are flagged, or stand at these places."""
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return Choices(**{name: value if name == "schedules" else value[chosen] for name, value in values.items()})
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("schedules", "extra")}
+        return Choices(
+            schedules=self.schedules,
+            extra={name: value[chosen] for name, value in self.extra.items()},
+            **{name: value[chosen] for name, value in values.items()},
+        )
 
     def by_schedule(self, formula: Callable[[Schedule, Any], Any]) -> Floats:
         """Ask each config's own schedule.
@@ -173,6 +183,16 @@ class Choices:
         """Share of a step in which stages wait, if all of them took equally long."""
         even = Pipeline.even(depth=self.depth, n_micro_batches=self.accumulation, forward_s=1.0, backward_s=2.0)
         return self.by_schedule(lambda schedule, chosen: schedule.bubble_fraction(even.at(chosen)))
+
+
+def _extra(configs: Sequence[TrainConfig]) -> dict[str, NDArray[Any]]:
+    names = dict.fromkeys(name for config in configs for name, _ in config.extra)
+    rows = [dict(config.extra) for config in configs] if names else []
+    found: dict[str, NDArray[Any]] = {}
+    for name in names:
+        values = [row.get(name) for row in rows]
+        found[name] = np.array(values, dtype=object if None in values else None)
+    return found
 
 
 def _floats(values: list[Any]) -> Floats:

@@ -10,6 +10,7 @@ from bo_tuner.config import TrainConfig
 from bo_tuner.models.choices import Choices, Floats, Problem
 from bo_tuner.models.software import ADAM_BYTES
 from bo_tuner.models.stages import Stages, by_depth, stages_of
+from bo_tuner.models.terms import with_terms
 from bo_tuner.models.traffic import gradients_s
 from bo_tuner.schedules import Pipeline
 
@@ -107,7 +108,7 @@ def _of_one_depth(problem: Problem, choices: Choices, stages: Stages) -> dict[st
     tensor = compute * (tensor_share @ stages.n_layers.T)[np.arange(len(choices)), slowest] / worst
     n_parameters = np.max(stages.total("n_trainable") - stages.n_shared) / choices.tensor
     sharded = np.where(choices.zero_stage >= 1, choices.data, 1.0)
-    return {
+    parts = {
         "compute": compute - tensor,
         "tensor": tensor,
         "bubble": choices.by_schedule(lambda schedule, chosen: schedule.bubble_s(pipeline.at(chosen))),
@@ -123,6 +124,7 @@ def _of_one_depth(problem: Problem, choices: Choices, stages: Stages) -> dict[st
         "optimizer": _update_s(problem) * n_parameters / sharded,
         "fixed": np.full(len(choices), software.step_s),
     }
+    return with_terms("time", problem, choices, parts, n_parameters=n_parameters / sharded)
 
 
 def _forwards(choices: Choices, stages: Stages, layers: Floats) -> Floats:

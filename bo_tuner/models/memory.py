@@ -8,6 +8,7 @@ import numpy as np
 
 from bo_tuner.models.choices import Choices, Floats, Problem
 from bo_tuner.models.stages import Stages, by_depth
+from bo_tuner.models.terms import with_terms
 
 __all__ = ["MEMORY_PARTS", "Memory", "memory_of"]
 
@@ -89,6 +90,9 @@ def _of_one_depth(problem: Problem, choices: Choices, stages: Stages) -> dict[st
         ),
         "buffers": np.where(zero >= 1, 2 * bucket, 0.0) * (data > 1) + np.where(first > 1, 2 * message, 0.0),
     }
+    all_parts = with_terms(
+        "memory", problem, choices, all_parts, n_parameters=n_trained * np.where(zero >= 1, 1 / data, 1.0)
+    )
     n_sorts = len(stages.n_stages)
     full = {name: np.broadcast_to(part, (len(choices), n_sorts)) for name, part in all_parts.items()}
     stored = np.sum(list(full.values()), axis=0)

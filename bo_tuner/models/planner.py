@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bo_tuner.config import TrainConfig
+from bo_tuner.dimension import Dimension
 from bo_tuner.errors import ConfigError
 from bo_tuner.models.choices import Choices, Flags, Floats, Problem
 from bo_tuner.models.cost import TIME_PARTS, StageTimes, Times, stage_times, times_of
@@ -153,6 +154,7 @@ def plan(
     schedules: Sequence[str] = ("1f1b",),
     tensor_degrees: Sequence[int] = (1,),
     recompute: Sequence[bool] = (False, True),
+    dimensions: Sequence[Dimension] = (),
 ) -> Plan:
     """Rank every config that makes steps of `global_batch` samples: the planner of PipeDream-2BW (arXiv 2006.09503, section 3.3, and
     appendix A) over width x depth x micro-batch x recomputation, with ZeRO and tensor parallelism beside them.
@@ -167,6 +169,7 @@ def plan(
         schedules: Of pipelines, by name.
         tensor_degrees: Degrees of tensor parallelism.
         recompute: Whether blocks are recomputed.
+        dimensions: The user's own, whose terms count.
 
     Raises:
         ConfigError: No config makes such a step.
@@ -183,8 +186,10 @@ def plan(
         schedules=tuple(schedules),
         recompute=tuple(recompute),
         tensor_parallel=tuple(degree for degree in tensor_degrees if degree <= problem.profile.heads),
+        dimensions=tuple(dimensions),
     )
-    for layout in space.layouts(problem.n_ranks):
+    problem = replace(problem, dimensions=space.dimensions)
+    for layout in (varied for plain in space.layouts(problem.n_ranks) for varied in space.varied(plain)):
         refused = _refusal(problem, layout)
         batches = [] if refused else space.batches(layout, problem.n_ranks)
         if not batches:

@@ -114,6 +114,7 @@ def open_simulation(options: TuneOptions) -> Generator[SimulatedOpening]:
                 software=deepspeed_with(workload.optimizer, cluster.device),
                 n_ranks=cluster.n_ranks,
                 layer_costs=workload.structure.layer_costs,
+                dimensions=space.dimensions,
             ),
             settings=settings,
             wanted=Manifest(
@@ -137,7 +138,7 @@ def open_simulation(options: TuneOptions) -> Generator[SimulatedOpening]:
 
 def _unknown(space: SearchSpace) -> list[str]:
     """What the figures leave out."""
-    names = ", ".join(dimension.name for dimension in space.dimensions)
+    names = ", ".join(dimension.name for dimension in space.dimensions if not dimension.is_modelled)
     return (
         [f"the cost model does not know what {names} would change: only noise tells its values apart"] if names else []
     )

@@ -160,6 +160,7 @@ class Opening:
                 software=deepspeed_with(workload.optimizer, manifest.cluster.device),
                 n_ranks=manifest.cluster.n_ranks,
                 layer_costs=workload.structure.layer_costs,
+                dimensions=self.wanted.space.dimensions,
             )
         except (ConfigError, LaunchError) as error:
             print(f"no expectation: {error}", file=sys.stderr, flush=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bo_tuner.config import TrainConfig
-from bo_tuner.dimension import Dimension
+from bo_tuner.dimension import DIMENSIONS, Dimension
 from bo_tuner.errors import ConfigError
 from bo_tuner.objectives.training.deepspeed_backend import deepspeed_config
 from bo_tuner.objectives.training.deepspeed_keys import unknown_key
@@ -22,13 +22,15 @@ from bo_tuner.workload import Workload
 __all__ = ["dimensions_found", "dimensions_of", "dimensions_ready"]
 
 _WRITTEN = re.compile(r"(?P<name>\w+)=(?P<values>[^:=]+):(?P<path>[\w.]+)")
+_NAMED = re.compile(r"(?P<name>\w+)(?:=(?P<values>[^:=]+))?")
 
 
 def dimensions_of(given: Sequence[Dimension | str]) -> tuple[Dimension, ...]:
     """What the user gave as dimensions.
 
     Args:
-        given: Each itself, as `NAME=VALUE,VALUE:PATH`, or as `FILE.py:FUNCTION`, which returns one or a list of them.
+        given: Each itself, as `NAME=VALUE,VALUE:PATH`, as `FILE.py:FUNCTION`, which returns one or a list of them, or by its name, as
+            registered, with `=VALUE,VALUE` behind it for other values.
 
     Raises:
         ConfigError: One is none of these, or the function raises.
@@ -39,16 +41,35 @@ def dimensions_of(given: Sequence[Dimension | str]) -> tuple[Dimension, ...]:
         if isinstance(one, Dimension) and (one.path or one.change is not None):
             found.append(one)
         elif written:
-            values = tuple(_value(word.strip()) for word in written["values"].split(","))
-            found.append(Dimension(name=written["name"], values=values, path=written["path"]))
+            found.append(Dimension(name=written["name"], values=_values(written["values"]), path=written["path"]))
         elif isinstance(one, str) and ".py:" in one:
             found += _of_file(reference("--dimension", one, ConfigError))
+        elif isinstance(one, str) and (named := _NAMED.fullmatch(one)) and named["name"] in DIMENSIONS:
+            known = DIMENSIONS[named["name"]]
+            found.append(replace(known, values=_values(named["values"])) if named["values"] else known)
         else:
             raise ConfigError(
                 '--dimension must be NAME=VALUE,VALUE:PATH, as in "overlap=false,true:zero_optimization.overlap_comm", '
-                f"FILE.py:FUNCTION or a Dimension; got {one!r}"
+                f"{', '.join(['FILE.py:FUNCTION', *DIMENSIONS])} or a Dimension; got {one!r}"
             )
-    return tuple(found)
+    return tuple(map(_registered, found))
+
+
+def _registered(one: Dimension) -> Dimension:
+    """Marked where it is. What a path and a function cannot tell, other commands find in the registry alone."""
+    known = DIMENSIONS.get(one.name)
+    if known is not None and replace(known, values=one.values) == replace(one, is_registered=False):
+        return replace(one, is_registered=True)
+    if one.is_modelled or one.legal is not None:
+        raise ConfigError(
+            f"dimension {one.name} must be registered, since it has a term or says what is legal: call register_dimension with it, or "
+            "offer it by an entry point of bo_tuner.dimensions"
+        )
+    return one
+
+
+def _values(text: str) -> tuple[Any, ...]:
+    return tuple(_value(word.strip()) for word in text.split(","))
 
 
 def _value(word: str) -> Any:
@@ -85,7 +106,7 @@ def dimensions_ready(space: SearchSpace, workload: Workload, *, folder: Path) ->
     ready: list[Dimension] = []
     for dimension in space.dimensions:
         digest = _tried(dimension, space, workload)
-        if dimension.change is None:
+        if dimension.change is None or dimension.is_registered:
             ready.append(dimension)
             continue
         source = dimension.source
@@ -104,6 +125,10 @@ def dimensions_found(space: SearchSpace, workload: Workload, *, folder: Path) ->
     """
     found: list[Dimension] = []
     for dimension in space.dimensions:
+        if not dimension.path and dimension.change is None and dimension.is_registered:
+            raise ConfigError(
+                f"dimension {dimension.name} must be registered, as when the study began: install the package that offers it"
+            )
         if not dimension.path and dimension.change is None:
             stored = dimension
             dimension = replace(stored, change=_change_of(stored, folder))

@@ -12,8 +12,12 @@ from typing import Any
 
 import pytest
 
+from bo_tuner.dimension import DIMENSIONS
+from bo_tuner.errors import ConfigError
+from bo_tuner.objectives.training.dimensions import dimensions_of
 from bo_tuner.schedules import Pipeline, simulate
 from tests.extending.eager_schedule import Eager
+from tests.extending.host_optimizer import HOST_OPTIMIZER
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent.parent / "docs" / "extending.md"
@@ -82,3 +86,44 @@ def test_the_formulas_of_the_page_are_what_its_order_simulates(message_s: float)
             assert timeline.makespan_s == pytest.approx(schedule.period_s(pipeline))
         else:
             assert timeline.makespan_s <= schedule.period_s(pipeline)
+
+
+DIMENSION = ("host_optimizer", "bo_tuner.dimensions", 'host_optimizer = "host_optimizer:HOST_OPTIMIZER"')
+
+
+def test_a_dimension_of_an_installed_package_is_planned_by_its_own_terms(tmp_path: Path) -> None:
+    done = run((*SMALL, "--dimension", "host_optimizer"), installed(tmp_path, *DIMENSION), tmp_path)
+    assert done.returncode == 0, done.stderr
+    candidates: dict[str, Any] = {one["name"]: one for one in json.loads(done.stdout)["candidates"]}
+    assert "z0_gas1_mbs2_host_optimizer-cpu" not in candidates  # not legal
+    usual, ours = (candidates[f"z1_gas1_mbs2_host_optimizer-{value}"] for value in ("none", "cpu"))
+    assert ours["params"]["host_optimizer"] == "cpu"
+    assert (ours["memory_bytes"]["optimizer"], usual["memory_bytes"]["optimizer"] > 0) == (0, True)
+    assert ours["time_s"]["optimizer"] > usual["time_s"]["optimizer"]
+    assert ours["time_s"]["compute"] == usual["time_s"]["compute"]
+
+
+def test_a_study_of_it_is_simulated_shown_and_exported(tmp_path: Path) -> None:
+    env = installed(tmp_path, *DIMENSION)
+    study = ("--study", "hosted", "--dimension", "host_optimizer=cpu", "--zero-stages", "1", "--seq-len", "16")
+    begun = run(
+        ("tune", "bert-tiny", "--simulate", "--cluster", "2xV100-16GB", *study, "--max-global-batch", "8", "--max-depth", "1",
+         "--budget", "2 trials", "--no-confirm"),
+        env, tmp_path,
+    )  # fmt: skip
+    assert begun.returncode == 0, begun.stderr
+    assert "does not know what" not in begun.stderr
+    shown = run(("show", "hosted", "--json"), env, tmp_path)
+    trials = json.loads(shown.stdout)["trials"]
+    assert all("host_optimizer" in json.dumps(trial) for trial in trials), shown.stderr
+    assert run(("show", "hosted"), {**os.environ}, tmp_path).returncode == 0  # also where the package is gone
+    exported = run(("export", "hosted", "--out", "job"), env, tmp_path)
+    assert exported.returncode == 0, exported.stderr
+    settings = json.loads((tmp_path / "job" / "ds_config.json").read_text(encoding="utf-8"))
+    assert settings["zero_optimization"]["offload_optimizer"] == {"device": "cpu"}
+
+
+def test_what_other_commands_could_not_find_is_refused() -> None:
+    assert "host_optimizer" not in DIMENSIONS
+    with pytest.raises(ConfigError, match="dimension host_optimizer must be registered, since it has a term"):
+        dimensions_of([HOST_OPTIMIZER])
