@@ -30,6 +30,7 @@ class Pace:
         self._last_step_s = 0.0
         self._n_steps = 0
         self._second_began: float | None = None
+        self._n_left_out = 0
 
     def note(self, now: float, *, n_begun: int, n_steps: int) -> None:
         """Take note of where the slowest rank is.
@@ -48,6 +49,12 @@ class Pace:
         self._n_begun = max(self._n_begun, n_begun, n_steps * self._n_of_step + 1)
         if self._n_begun > 1 and self._second_began is None:
             self._second_began = now
+
+    def wait(self, now: float) -> None:
+        """Nothing that training does goes on: neither the time so far nor what was done in it tells how long a step takes."""
+        if self._second_began is not None:
+            self._second_began = self._step_began = now
+            self._n_left_out = self._n_begun - 2
 
     @property
     def micro_batch(self) -> int:
@@ -72,6 +79,9 @@ class Pace:
         if self._second_began is None:
             first_s = now - self._began - excused_s
             return first_s if first_s > _FIRST_TAKES * self._longest_s else None
-        seen_s, n_seen = now - self._second_began, self._n_begun - 1  # the running one counts as if it were done
+        seen_s, n_seen = (
+            now - self._second_began,
+            self._n_begun - 1 - self._n_left_out,
+        )  # the running one counts as if it were done
         at_least_s = seen_s * self._n_of_step / n_seen / _CERTAINTY
         return at_least_s if seen_s > _LEAST_SEEN * self._longest_s and at_least_s > self._longest_s else None

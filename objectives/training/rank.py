@@ -188,6 +188,8 @@ def _train(channel: Channel, rank: int, spec: Mapping[str, Any], enter: Callable
                 "peak_bytes": torch.cuda.max_memory_reserved(device) if on_gpu else own_peak.read(),
             }
         )
-        if step == 1:
+        if step == 1 and n_ready:
             # While the first step compiled and allocated, workers loaded ahead: what comes of that is no measure of how fast they load.
+            channel.send({"event": "uses up", "is_begin": True})
             data.use_up(n_ready)
+            channel.send({"event": "uses up", "is_begin": False})

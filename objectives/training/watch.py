@@ -68,6 +68,8 @@ class TrialWatch:
             least_measured_s=_POWER_S if devices else LEAST_MEASURED_S,
         )
         self._pace = Pace(n_micro_batches=config.grad_accum_steps, longest_s=limits.longest_step_s)
+        self._using_up: set[int] = set()
+        """Ranks that take what their loader had ready."""
         self._step_at_least_s: float | None = None
         self._baselines: dict[int, int] = {}
         self._device_probe = DeviceProbe(devices, group.pids) if devices else None
@@ -128,6 +130,8 @@ class TrialWatch:
                 self._rule.loader_period = max(
                     self._rule.loader_period, n_workers // math.gcd(n_workers, self._config.grad_accum_steps)
                 )
+            case "uses up":
+                (self._using_up.add if message["is_begin"] else self._using_up.discard)(rank)
             case "step":
                 self._take_step(rank, message)
             case "skipped":
@@ -187,6 +191,8 @@ class TrialWatch:
             return
         now = time.monotonic()
         self._pace.note(now, n_begun=self._life.n_micro_batches, n_steps=self._rule.n_finished + self._skipped)
+        if self._using_up:
+            self._pace.wait(now)
         self._step_at_least_s = self._pace.too_long(now, excused_s=self._life.more_time_s)
         if self._step_at_least_s is not None:
             reason = (

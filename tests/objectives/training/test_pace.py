@@ -65,3 +65,13 @@ def test_a_rank_that_begins_its_first_micro_batch_after_the_others_second_undoes
     pace.note(0.1, n_begun=1, n_steps=0)
     assert pace.too_long(0.1) is None
     assert pace.micro_batch == 2
+
+
+def test_waiting_for_a_loader_between_two_steps_does_not_count() -> None:
+    pace = after(3.0, n_of_step=2, first_s=1.0, each_s=1.0)
+    assert pace.too_long(20.0) is not None
+    pace.wait(20.0)
+    pace.note(20.0, n_begun=2, n_steps=1)
+    assert pace.too_long(25.0) is None
+    assert pace.running_s(20.5) < 2.1
+    assert pace.too_long(27.0) is not None, "what comes then does"
