@@ -186,10 +186,10 @@ class Choices:
 
 
 def _extra(configs: Sequence[TrainConfig]) -> dict[str, NDArray[Any]]:
-    names = dict.fromkeys(name for config in configs for name, _ in config.extra)
-    rows = [dict(config.extra) for config in configs] if names else []
+    extras = [config.extra for config in configs]
+    rows = [dict(extra) for extra in extras] if any(extras) else []
     found: dict[str, NDArray[Any]] = {}
-    for name in names:
+    for name in dict.fromkeys(name for row in rows for name in row):
         values = [row.get(name) for row in rows]
         found[name] = np.array(values, dtype=object if None in values else None)
     return found

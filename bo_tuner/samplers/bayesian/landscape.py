@@ -122,19 +122,19 @@ class Map:
         )
 
     def _expected(self, configs: Sequence[TrainConfig]) -> dict[str, Floats]:
-        n = len(configs)
+        n, everything = len(configs), Choices.of(configs, self._n_ranks)
         found = {
             "log_rate": np.zeros(n),
-            "log_rule": _rule(configs, self._n_ranks),
+            "log_rule": _rule(everything),
             "shares": np.zeros((n, len(TIME_PARTS))),
             "step_s": np.ones(n),
-            "memory": _proportions(configs, self._n_ranks),
+            "memory": _proportions(everything),
         }
         problem = self._problem
         if problem is None or not any(map(problem.knows, configs)):
             return found
         known = np.array([problem.knows(config) for config in configs], dtype=bool)
-        choices = Choices.of(list(filter(problem.knows, configs)), problem.n_ranks)
+        choices = everything if known.all() else everything.at(known)
         times, memory = times_of(problem, choices), memory_of(problem, choices)
         expected = {
             "log_rate": np.log(choices.global_batch / times.total),
@@ -149,11 +149,10 @@ class Map:
         return found
 
 
-def _proportions(configs: Sequence[TrainConfig], n_ranks: int) -> Floats:
+def _proportions(choices: Choices) -> Floats:
     """How the groups of memory grow from config to config, whatever the model: states by ZeRO (arXiv 1910.02054, section 3, for 16-bit training
     with Adam), activations by what is in flight (Narayanan et al., arXiv 2104.04473, section 2.2), of which recomputation keeps about a
     seventh (Korthikanti et al., arXiv 2205.05198, section 4)."""
-    choices = Choices.of(configs, n_ranks)
     model_ranks = choices.depth * choices.tensor
     shard = 1 / choices.data
     states = np.select(
@@ -165,9 +164,8 @@ def _proportions(configs: Sequence[TrainConfig], n_ranks: int) -> Floats:
     return np.stack([states / model_ranks, of_batch * kept, of_batch / 7], axis=1)
 
 
-def _rule(configs: Sequence[TrainConfig], n_ranks: int) -> Floats:
+def _rule(choices: Choices) -> Floats:
     """Logarithm of what a pipeline of equal stages leaves of the rate, as its schedule says, and of 3 / 4 for a forward pass more."""
-    choices = Choices.of(configs, n_ranks)
     found: Floats = np.log1p(-choices.bubble_fraction) - np.where(choices.recomputes, np.log(4 / 3), 0.0)
     return found
 
