@@ -186,8 +186,7 @@ class Measurement:
     @property
     def step_time_interval_s(self) -> tuple[float, float]:
         """95 % interval of the step time in this launch: how well its steps tell it. Another launch may lie outside: `LaunchNoise`."""
-        found = self.pace
-        return (max(found.mean_s - found.half_width_s, 0.0), found.mean_s + found.half_width_s)
+        return self.pace.interval_s
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that JSON can hold."""

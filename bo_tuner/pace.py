@@ -18,7 +18,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bo_tuner.quantiles import student
+from bo_tuner.quantiles import half_width
 
 __all__ = ["Pace", "pace"]
 
@@ -38,6 +38,17 @@ _FEWEST_OF_PERIOD = 9
 """Steps from which a period may be told."""
 _CORRELATIONS = (0.0, 0.15, 0.3, 0.45, 0.6, 0.7, 0.8, 0.87, 0.92, 0.96)
 """Of neighbouring steps: those that are weighed, all equally likely before the steps are seen."""
+_SPREADS = tuple(math.exp(math.log(5e-4) + at * math.log(2000) / 23) for at in range(24))
+"""Standard deviations of steps, as fractions of their mean, that are weighed: 0.05 % to 100 %, evenly in their logarithm, ..."""
+_USUAL_SPREAD = 0.03
+"""... half of all trials show less, ..."""
+_SPREAD_DIFFERS = 1.2
+"""... and a third over 3.3 times as much or as little: the standard deviation of the logarithm."""
+_LOG_PRIORS = tuple(-0.5 * (math.log(spread / _USUAL_SPREAD) / _SPREAD_DIFFERS) ** 2 for spread in _SPREADS)
+_UNLIKELY = 12.0
+"""Logarithm of how much less likely than the likeliest is left aside."""
+_EQUAL = 1e-9
+"""Values that differ by no more than this fraction are equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +65,16 @@ class Pace:
     """Every so many steps they repeat a pattern; 1 where they do not."""
     left_out: int | None = None
     """Index of the one step that stalled and was not counted."""
+
+    @property
+    def far(self) -> float:
+        """The half-width in logarithms: however wide the interval, no step takes less than no time."""
+        return self.half_width_s / self.mean_s if self.half_width_s else 0.0
+
+    @property
+    def interval_s(self) -> tuple[float, float]:
+        """The 95 % interval; from 0 to infinity where one step says nothing."""
+        return (self.mean_s * math.exp(-self.far), self.mean_s * math.exp(self.far))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -119,27 +140,27 @@ def _period(times: Sequence[float]) -> int:
 def _half_width(values: Sequence[float]) -> float:
     """Half of the 95 % interval of the mean of values that are alike to their neighbours.
 
-    A first-order autoregression (Box, Jenkins, Reinsel: Time Series Analysis, chapter 7) is fitted at each of some correlations; what each
-    says of the mean is weighed by how likely it makes the values, with the usual priors of location and scale.
+    A first-order autoregression (Box, Jenkins, Reinsel: Time Series Analysis, chapter 7) is fitted at each of some correlations and
+    standard deviations; what each says of the mean is weighed by its prior and by how likely it makes the values. The prior of the
+    standard deviation lets few values say something: two that are equal by chance are not believed, nor is anything thought possible
+    of two that differ.
     """
-    n = len(values)
+    mean, n = statistics.fmean(values), len(values)
     if n == 1:
         return math.inf
-    mean = statistics.fmean(values)
-    fits = [_fit(values, correlation) for correlation in _CORRELATIONS]
-    if not all(square > 0 for _, square, _ in fits):
+    if not max(values) - min(values) > _EQUAL * mean:
         return 0.0
-    logs = [
-        0.5 * math.log(1 - rho * rho) - 0.5 * math.log(weight) - 0.5 * (n - 1) * math.log(square)
-        for rho, (_, square, weight) in zip(_CORRELATIONS, fits, strict=True)
-    ]
-    most = max(logs)
-    shares = [math.exp(value - most) for value in logs]
-    variance = math.fsum(
-        share * (square / (n - 1) / weight + (middle - mean) ** 2)
-        for share, (middle, square, weight) in zip(shares, fits, strict=True)
-    ) / math.fsum(shares)
-    return student(n - 1) * math.sqrt(variance)
+    found: list[tuple[float, float, float]] = []
+    for rho in _CORRELATIONS:
+        middle, square, weight = _fit(values, rho)
+        independent = 1 - rho * rho
+        log_rho = 0.5 * math.log(independent / weight)
+        for spread, log_prior in zip(_SPREADS, _LOG_PRIORS, strict=True):
+            variance = independent * (spread * mean) ** 2
+            log = log_rho + log_prior - 0.5 * (n - 1) * math.log(variance) - 0.5 * square / variance
+            found.append((log, middle - mean, math.sqrt(variance / weight)))
+    most = max(log for log, _, _ in found)
+    return half_width([(math.exp(log - most), off, sd) for log, off, sd in found if log > most - _UNLIKELY])
 
 
 def _fit(values: Sequence[float], rho: float) -> tuple[float, float, float]:

@@ -1,17 +1,30 @@
-"""Quantiles of Student's t, without a library that would have to be imported beside the ranks."""
+"""Quantiles of a mixture of normal distributions, without a library that would have to be imported beside the ranks."""
 
 from __future__ import annotations
 
-__all__ = ["student"]
+import math
+from collections.abc import Sequence
 
-_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-"""97.5 % quantile with 1 to 10 degrees of freedom (Abramowitz and Stegun, table 26.10)."""
-_NORMAL = 1.96
+__all__ = ["half_width"]
+
+_BEYOND = 0.05
+_FAR = 4.0
+_HALVINGS = 24
 
 
-def student(n_free: int) -> float:
-    """97.5 % quantile of Student's t; past the table its expansion to the third order (Abramowitz and Stegun, 26.7.5)."""
-    if n_free <= len(_STUDENT):
-        return _STUDENT[n_free - 1]
-    z, v = _NORMAL, n_free
-    return z + (z**3 + z) / (4 * v) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v**2)
+def half_width(parts: Sequence[tuple[float, float, float]]) -> float:
+    """How far from zero, on either side, 95 % of a mixture reach.
+
+    Args:
+        parts: Weight, mean and standard deviation of each normal distribution; weights need not add up to one.
+    """
+    beyond = 2 * _BEYOND * math.fsum(weight for weight, _, _ in parts)
+    scaled = [(weight, mean, math.sqrt(2) * sd) for weight, mean, sd in parts]
+    low, high = 0.0, max(abs(mean) + _FAR * sd for _, mean, sd in parts)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        outside = math.fsum(
+            weight * (math.erfc((middle - mean) / sd) + math.erfc((middle + mean) / sd)) for weight, mean, sd in scaled
+        )
+        low, high = (middle, high) if outside > beyond else (low, middle)
+    return high

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from bo_tuner.pace import pace
-from bo_tuner.quantiles import student
+from bo_tuner.quantiles import half_width
 
 
 def steady(n: int, *, noise: float = 0.002, seed: int = 0) -> list[float]:
@@ -86,14 +86,31 @@ def test_steps_alike_to_their_neighbours_have_no_period(correlation: float) -> N
 def test_one_step_says_nothing_of_how_well_it_is_known() -> None:
     found = pace((1.0,))
     assert (found.mean_s, found.half_width_s, found.sd_s) == (1.0, math.inf, 0.0)
+    assert found.interval_s == (0.0, math.inf)
+
+
+def test_no_interval_reaches_down_to_no_time() -> None:
+    low, high = pace((1.0, 9.0)).interval_s
+    assert 0 < low < 2.5 and 10 < high < math.inf
 
 
 def test_equal_steps_are_known_exactly() -> None:
     assert pace((2.0,) * 6).half_width_s == pytest.approx(0, abs=1e-9)
 
 
-def test_students_quantiles_agree_with_the_table_where_both_are_known() -> None:
-    assert student(10) == 2.228
-    assert student(11) == pytest.approx(2.201, abs=0.003)
-    assert student(30) == pytest.approx(2.042, abs=0.001)
-    assert student(1000) == pytest.approx(1.962, abs=0.001)
+def test_half_of_an_interval_of_a_mixture_leaves_one_in_twenty_outside() -> None:
+    assert half_width([(3.0, 0.0, 2.0)]) == pytest.approx(1.96 * 2, rel=1e-3)
+    assert half_width([(1.0, 50.0, 1.0)]) == pytest.approx(50 + 1.645, rel=1e-3)
+    parts = [(0.7, 0.1, 1.0), (0.3, -0.4, 5.0)]
+    reach = half_width(parts)
+    draw = random.Random(0)
+    drawn = [draw.gauss(*parts[draw.random() > 0.7][1:]) for _ in range(40_000)]
+    assert sum(abs(value) > reach for value in drawn) / len(drawn) == pytest.approx(0.05, abs=0.005)
+
+
+@pytest.mark.parametrize("noise", [0.002, 0.03, 0.1])
+@pytest.mark.parametrize(("n", "widest"), [(2, 0.8), (3, 0.6), (5, 0.5)])
+def test_few_steps_have_an_interval_that_is_wide_and_holds(n: int, widest: float, noise: float) -> None:
+    found = [pace(tuple(steady(n, noise=noise, seed=seed))) for seed in range(100)]
+    assert sum(abs(one.mean_s - 1) <= one.half_width_s for one in found) >= 95
+    assert all(one.half_width_s < widest for one in found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from bo_tuner.goal import Goal
@@ -25,7 +26,7 @@ def plus_minus(record: TrialRecord, run: TrialResult | None = None) -> str:
     if interval is None or not value:
         return ""
     half_pct = 50 * (interval[1] - interval[0]) / value
-    return f"+-{percent(half_pct)}" if half_pct < 100 else "+-?"  # ASCII: it goes to any terminal and file
+    return f"+-{percent(half_pct)}" if math.isfinite(half_pct) else "+-?"  # ASCII: it goes to any terminal and file
 
 
 def as_deepspeed_counts(measurement: Measurement) -> str:

@@ -15,11 +15,17 @@ from bo_tuner.precision import settled_from
 __all__ = ["RankStep", "StoppingRule"]
 
 _ENOUGH_S = 4.0
-"""Without a limit on steps, a trial that cannot be measured to its target ends after this, ..."""
-_FEWEST_STEPS = 4
+"""Without a limit on steps, a trial that cannot be measured to its target ends after this, the first step left out, ..."""
+_ENOUGH_STEPS = 6
 """... unless it has made fewer steps than these, the first of which is warm-up; ..."""
+_LONG_S = 8.0
+"""... long steps end a trial after this, ..."""
+_FEWEST_STEPS = 4
+"""... unless it has made fewer than these; ..."""
 _MOST_STEPS = 100
 """... and after these, once they fill the time that is measured at least."""
+_FEWEST_MEASURED = 3
+"""Steps that count where step times never settled, if there are as many after the first."""
 LEAST_MEASURED_S = 0.5
 """Steps of milliseconds that agree within a blink may all lie in one of the machine's moods; ..."""
 _SEEN_STEPS = 17
@@ -98,7 +104,9 @@ class StoppingRule:
             return self._limits.max_steps
         if not self._slowest_s:
             return _FEWEST_STEPS
-        return min(max(math.ceil(_ENOUGH_S / statistics.median(self._slowest_s)), _FEWEST_STEPS), _MOST_STEPS)
+        usual_s = statistics.median(self._slowest_s[1:] or self._slowest_s)
+        enough = max(math.ceil(_ENOUGH_S / usual_s) + 1, _ENOUGH_STEPS)
+        return min(enough, max(math.ceil(_LONG_S / usual_s) + 1, _FEWEST_STEPS), _MOST_STEPS)
 
     @property
     def phase(self) -> str:
@@ -108,8 +116,9 @@ class StoppingRule:
 
     @property
     def n_warmup(self) -> int:
-        """Steps that do not count; half of them where step times never settled."""
-        return self._settled if self._settled is not None else len(self._slowest_s) // 2
+        """Steps that do not count; half of them where step times never settled, or fewer if less than three were left."""
+        n = len(self._slowest_s)
+        return self._settled if self._settled is not None else min(n // 2, max(n - _FEWEST_MEASURED, 1))
 
     @property
     def measured_s(self) -> float:
@@ -158,7 +167,8 @@ class StoppingRule:
             return n >= most
         if n - (self._settled or self._least_warmup) < max(self._limits.min_steps, self._fewest_seen):
             return False
-        if n >= _FEWEST_STEPS and math.fsum(self._slowest_s) >= _ENOUGH_S:
+        later_s = math.fsum(self._slowest_s[1:])  # the first may take long for what it compiles, reads or waits for
+        if (n >= _ENOUGH_STEPS and later_s >= _ENOUGH_S) or (n >= _FEWEST_STEPS and later_s >= _LONG_S):
             return True
         return n >= _MOST_STEPS and self.measured_s >= self._least_measured_s
 
@@ -179,8 +189,8 @@ class StoppingRule:
         is_narrow = 2 * found.half_width_s <= self._limits.precision_target * found.mean_s
         if has_seen and is_narrow and len(times_s) >= max(self._limits.min_steps, self._fewest_seen):
             self.is_done = True
-        elif incumbent is not None and found.half_width_s < found.mean_s:
-            self._end_if_slower(found.mean_s, far_by_steps(found.mean_s, found.mean_s - found.half_width_s), incumbent)
+        elif incumbent is not None:
+            self._end_if_slower(found.mean_s, far_by_steps(found.mean_s, found.interval_s[0]), incumbent)
 
     def _end_if_slower(self, step_s: float, steps: float, incumbent: float) -> None:
         """By the step time and how much lower, in logarithms, its steps leave it; launches differ beside that."""
