@@ -221,6 +221,7 @@ def tune(
     optimizer: str | Callable[..., Any] = "adamw",
     zero_stages: Sequence[int] = (0, 1, 2, 3),
     max_depth: int | None = None,
+    schedules: Sequence[str] = ("1f1b",),
     balance: str = "time",
     recompute: str = "both",
     dimensions: Sequence[Dimension | str] = (),
@@ -282,6 +283,7 @@ def tune(
         optimizer: `adamw` or `adam` (torch's, fused on GPUs), `fused_adam` (DeepSpeed's, compiled at its first use), or a function, or `FILE.py:FUNCTION`, that takes the parameters and returns a torch optimizer.
         zero_stages: ZeRO stages to try.
         max_depth: Most pipeline stages to try; None for as many as there are ranks and layers.
+        schedules: Of pipelines, by name: some that the back end runs (DeepSpeed: `1f1b`, and what an installed package adds to it).
         balance: Stages are balanced by the measured `time` of layers, or by their `parameters`.
         recompute: Whether activations are recomputed: `both` tries it, `on`, `off`.
         dimensions: What else to try: each a `Dimension`, `NAME=VALUE,VALUE:PATH`, or `FILE.py:FUNCTION`, which returns one or a list.

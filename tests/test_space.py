@@ -97,6 +97,21 @@ def test_what_the_back_end_refuses_is_no_candidate_and_all_else_is() -> None:
     assert list(legal) == [config for config in everything if ShallowBackEnd().legal(config)]
 
 
+def test_schedules_are_tried_in_pipelines_with_the_batches_and_zero_stages_that_they_take() -> None:
+    space = SearchSpace(
+        max_micro_batch=2, max_grad_accum=4, pipeline_depths=(1, 4), schedules=("1f1b", "2bw"), zero_stages=(0, 2)
+    )
+    names = [config.name for config in space.candidates(cluster_of(4), AnyBackEnd())]
+    assert [name for name in names if "2bw" in name] == ["z0_pp4_2bw_gas4_mbs1", "z0_pp4_2bw_gas4_mbs2"]
+    assert [name for name in names if name.startswith("z2")] == [
+        f"z2_gas{accum}_mbs{size}" for size in (1, 2) for accum in (1, 2, 4)
+    ]
+    assert not [name for name in map(str, space.candidates(cluster_of(4), DeepSpeedBackEnd())) if "2bw" in name]
+    assert SearchSpace.from_dict(space.to_dict()) == space
+    with pytest.raises(ConfigError, match=r"--schedules must be one of 1f1b, gpipe, 2bw; got 'interleaved'"):
+        SearchSpace(schedules=("interleaved",))
+
+
 def test_deepspeed_gets_whole_models_in_every_zero_stage_and_pipelines_in_0_and_1() -> None:
     space = SearchSpace(pipeline_depths=(1, 2, 4), recompute=(False, True), tensor_parallel=(1, 2))
     configs = space.candidates(cluster_of(4), DeepSpeedBackEnd())

@@ -121,6 +121,10 @@ def tune(
     max_depth: Annotated[
         int | None, typer.Option(help="Most pipeline stages to try.", show_default="as many as ranks and layers")
     ] = None,
+    schedules: Annotated[
+        str,
+        typer.Option(help="Schedules of pipelines to try: those that DeepSpeed runs; `bo-tuner plan` takes others."),
+    ] = "1f1b",
     balance: Annotated[str, typer.Option(help="Balance stages by time or parameters of layers.")] = "time",
     recompute: Annotated[str, typer.Option(help="Recompute activations: both tries it, on, off.")] = "both",
     dimension: Annotated[
@@ -196,6 +200,7 @@ def tune(
             optimizer=optimizer,
             zero_stages=_stages(zero_stages),
             max_depth=max_depth,
+            schedules=tuple(name.strip() for name in schedules.split(",")),
             balance=balance,
             recompute=recompute,
             dimensions=dimension or (),

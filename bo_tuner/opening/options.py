@@ -21,6 +21,7 @@ from bo_tuner.objectives.training.sources import named
 from bo_tuner.objectives.training.users_code import code_of
 from bo_tuner.origin import OriginKind
 from bo_tuner.samplers.table import check_sampler_name
+from bo_tuner.schedules import SCHEDULES, check_schedule
 from bo_tuner.space import BatchRule, SearchSpace
 from bo_tuner.text import fraction_in
 from bo_tuner.workload import OPTIMIZERS, UNKNOWN_LENGTH, ModelSpec, Precision, Workload, check_choice, check_seq_len
@@ -47,6 +48,7 @@ _OF_THE_TABLE = (
     "optimizer",
     "zero_stages",
     "max_depth",
+    "schedules",
     "balance",
     "recompute",
     "dimensions",
@@ -84,6 +86,7 @@ class TuneOptions:
     optimizer: str | Callable[..., Any] = "adamw"
     zero_stages: Sequence[int] = (0, 1, 2, 3)
     max_depth: int | None = None
+    schedules: Sequence[str] = ("1f1b",)
     balance: str = "time"
     recompute: str = "both"
     dimensions: Sequence[Dimension | str] = ()
@@ -108,6 +111,7 @@ class TuneOptions:
         check_choice("--precision", self.precision, ("auto", *get_args(Precision)))
         check_choice("--balance", self.balance, get_args(Balance))
         check_choice("--recompute", self.recompute, tuple(_RECOMPUTE))
+        self._check_schedules()
         check_sampler_name(self.sampler)
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"--seed must be from 0 to {2**32 - 1}; got {self.seed}")
@@ -158,6 +162,19 @@ class TuneOptions:
         if goal.needs_power and self.kind != "training":
             raise ConfigError(f"--objective {goal.name} needs power that is measured, and a {self.kind} draws none")
 
+    def _check_schedules(self) -> None:
+        for name in self.schedules:
+            check_schedule(name, "--schedules")
+            if "deepspeed" not in SCHEDULES[name].back_ends:
+                raise ConfigError(
+                    f"--schedules must be some that DeepSpeed runs; got {name}, which only `bo-tuner plan` takes"
+                )
+            if SCHEDULES[name].changes_training:
+                raise ConfigError(
+                    f"--schedules must leave training as it is; with {name} {SCHEDULES[name].changes_training}: only "
+                    "`bo-tuner plan --allow-2bw` takes it"
+                )
+
     def goal_on(self, n_ranks: int) -> Goal:
         """What the trials are judged by on so many ranks.
 
@@ -202,6 +219,7 @@ class TuneOptions:
             zero_stages=tuple(self.zero_stages),
             batch_rule=BatchRule.of(global_batch=self.global_batch, max_global_batch=self.max_global_batch),
             pipeline_depths=tuple(depth for depth in range(1, most + 1) if cluster.n_ranks % depth == 0),
+            schedules=tuple(self.schedules),
             recompute=_RECOMPUTE[self.recompute],
             dimensions=dimensions_of(self.dimensions),
         )

@@ -15,6 +15,8 @@ import pytest
 from bo_tuner.dimension import DIMENSIONS
 from bo_tuner.errors import ConfigError
 from bo_tuner.objectives.training.dimensions import dimensions_of
+from bo_tuner.opening import TuneOptions
+from bo_tuner.plan import plan
 from bo_tuner.schedules import Pipeline, simulate
 from tests.extending.eager_schedule import Eager
 from tests.extending.host_optimizer import HOST_OPTIMIZER
@@ -86,6 +88,25 @@ def test_the_formulas_of_the_page_are_what_its_order_simulates(message_s: float)
             assert timeline.makespan_s == pytest.approx(schedule.period_s(pipeline))
         else:
             assert timeline.makespan_s <= schedule.period_s(pipeline)
+
+
+def test_a_schedule_that_nothing_runs_is_planned_and_not_tuned() -> None:
+    with pytest.raises(ConfigError) as caught:
+        TuneOptions(model="bert-tiny", schedules=("1f1b", "gpipe")).check()
+    assert str(caught.value) == (
+        "--schedules must be some that DeepSpeed runs; got gpipe, which only `bo-tuner plan` takes"
+    )
+    TuneOptions(model="bert-tiny", schedules=("1f1b",)).check()
+
+
+def test_a_schedule_that_changes_training_is_planned_where_that_is_allowed() -> None:
+    told: dict[str, Any] = {"cluster": "2xH100", "seq_len": 16, "global_batch": 8, "schedules": ("2bw",)}
+    with pytest.raises(ConfigError) as caught:
+        plan("bert-tiny", **told)
+    assert str(caught.value) == (
+        "--allow-2bw must be given for 2bw, which changes training: its gradients are one optimizer step old"
+    )
+    assert plan("bert-tiny", **told, allow_2bw=True).best_pipeline().config.pipeline_schedule == "2bw"  # type: ignore[union-attr]
 
 
 DIMENSION = ("host_optimizer", "bo_tuner.dimensions", 'host_optimizer = "host_optimizer:HOST_OPTIMIZER"')
