@@ -11,13 +11,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bo_tuner.launches import EXACT, Launch, NoisePrior
-from bo_tuner.outcome import TrialResult
+from bo_tuner.outcome import Measurement, TrialResult
 from bo_tuner.trial import TrialRecord, best_of
 
-__all__ = ["LENGTH", "confirmation_s", "next_to_confirm"]
+__all__ = ["LENGTH", "confirmation_s", "confirmation_steps", "next_to_confirm"]
 
 LENGTH = 2
-"""A confirmation measures at least this many times the steps of its trial."""
+"""A confirmation measures at least this many times the steps of its trial, ..."""
+_STEPS = 10
+"""... and at least so many, ..."""
+_ENOUGH_S = 10.0
+"""... unless steps are so long that fewer take this many seconds; ..."""
+_FEWEST_STEPS = 5
+"""... then so many at least: launches that are still too close are followed by more of them."""
 _MOST_FINALISTS = 2
 """And the one that is held for the best, where it is neither."""
 _MOST_ROUNDS = 3
@@ -63,6 +69,12 @@ def confirmation_s(records: Sequence[TrialRecord]) -> float:
     if best is None or best.result is None or best.confirmations:
         return 0.0
     return LENGTH * best.result.wall_s
+
+
+def confirmation_steps(trial: Measurement) -> int:
+    """Steps that a confirmation of this trial measures at least."""
+    enough = max(math.ceil(_ENOUGH_S / trial.step_time_s), _FEWEST_STEPS)
+    return min(max(LENGTH * len(trial.slowest_s), _STEPS), enough)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from bo_tuner.budget import Budget, Spent
 from bo_tuner.config import TrainConfig
-from bo_tuner.confirmation import LENGTH, confirmation_s, next_to_confirm
+from bo_tuner.confirmation import LENGTH, confirmation_s, confirmation_steps, next_to_confirm
 from bo_tuner.deadlines import trial_deadline_s
 from bo_tuner.objectives import EventSink, Objective, TrialEvent
 from bo_tuner.open_candidates import OpenCandidates
@@ -40,8 +40,6 @@ _REPEAT_FROM_TRIALS = 8
 """... in studies of at least so many trials, ..."""
 _REPEAT_FRACTION = 0.05
 """... and where they take at most this much of the time there is."""
-_CONFIRMATION_STEPS = 10
-"""A confirmation measures at least so many."""
 _SMALL_CHANCE = 0.05
 """Of a gain that counts: below it the study ends."""
 _LONGEST_OF = 32
@@ -342,7 +340,7 @@ class Engine:
         assert record.result is not None and record.result.measurement is not None
         limits = replace(
             self._limits(record.config, records),
-            min_steps=max(LENGTH * len(record.result.measurement.slowest_s), _CONFIRMATION_STEPS),
+            min_steps=confirmation_steps(record.result.measurement),
             max_steps=None,
             data_draw=_MOST_REPEATS + 1 + len(record.confirmations),
             longest_of=_LONGEST_OF,

@@ -114,8 +114,9 @@ def test_a_finished_run_leaves_its_trials_the_cursor_and_the_table(finished: End
     assert "running" not in finished.text
     live, _, table = finished.text.partition("\nseen\n")
     left = [row.split()[0] for row in rows(live)]
-    assert left in (["1", "2"], ["0", "1", "2"])  # the first, of the earlier run, only where it is the best
+    # The first, of the earlier run, only where it is the best; and what was ended early may run again at the end.
+    assert [number for number in left if number in ("1", "2")] == ["1", "2"] and len(left) == len(set(left))
     assert sum("*" in row for row in rows(live)) == 1
-    assert re.search(r"^budget   ━{16}  3 of 3 trials, .* of 1h00m$", live, re.MULTILINE)
+    assert re.search(r"^budget   ━{16}  [3-5] of 3 trials, .* of 1h00m$", live, re.MULTILINE)
     assert "best: z" in table
     assert finished.text.splitlines()[-1] == "stopped: the budget is used up"

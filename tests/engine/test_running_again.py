@@ -10,9 +10,10 @@ import pytest
 
 from bo_tuner.budget import Budget
 from bo_tuner.config import TrainConfig
+from bo_tuner.confirmation import confirmation_steps
 from bo_tuner.engine import StopReason
 from bo_tuner.objectives import EventSink
-from bo_tuner.outcome import Outcome, TrialLimits, TrialResult
+from bo_tuner.outcome import Measurement, Outcome, TrialLimits, TrialResult
 from bo_tuner.samplers import CandidateSampler
 from bo_tuner.trial import TrialRecord, best_of, reopened
 from tests.engine.bench import LIMIT_BYTES, TINY, Analytic, Bench, Told
@@ -35,6 +36,15 @@ def test_the_winner_is_confirmed_longer_on_other_data_at_the_longest_and_is_neve
     assert bench.store.spent().trials == 4, "a confirmation is no trial"
     bench.run(Analytic(), "4 trials", confirms=True)
     assert objective.calls.count(best.config.name) == 2, "once is enough"
+
+
+@pytest.mark.parametrize(
+    ("step_s", "n_steps", "n_again"), [(0.1, 40, 80), (0.5, 8, 16), (1.0, 6, 10), (2.0, 3, 5), (5.0, 3, 5)]
+)
+def test_a_confirmation_measures_fewer_steps_where_they_are_long(step_s: float, n_steps: int, n_again: int) -> None:
+    times = ((step_s,) * n_steps,)
+    trial = Measurement(global_batch=1, seq_len=1, step_times_s=times, engine_times_s=times, peak_memory_bytes=(1,))
+    assert confirmation_steps(trial) == n_again
 
 
 TINY_BY_SPEED = ["z0_gas1_mbs3", "z0_gas1_mbs2", "z0_gas1_mbs1"]
