@@ -248,7 +248,7 @@ class Dimension:
         )
 
 
-def _name_of(dimension: Dimension) -> str:
+def _name_of(dimension: Any) -> str:
     if not isinstance(dimension, Dimension):
         raise ConfigError(f"what is registered as a dimension must be a Dimension; got {dimension!r:.100}")
     return dimension.name

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from bo_tuner.errors import ConfigError
 from bo_tuner.registry import Registry
 from bo_tuner.schedules.base import Schedule
@@ -14,10 +16,10 @@ from bo_tuner.text import did_you_mean
 __all__ = ["SCHEDULES", "check_schedule", "find_schedule", "register_schedule"]
 
 
-def _name_of(schedule: type[Schedule]) -> str:
+def _name_of(schedule: Any) -> str:
     if not (isinstance(schedule, type) and issubclass(schedule, Schedule)):
         raise ConfigError(f"a schedule must be a class that derives from Schedule; got {schedule!r}")
-    return schedule.name
+    return str(schedule.name)
 
 
 SCHEDULES = Registry[type[Schedule]](
@@ -32,7 +34,7 @@ register_schedule = SCHEDULES.register
 """Decorates a class that derives from `Schedule`."""
 
 
-def check_schedule(name: str, what: str = "pipeline_schedule") -> None:
+def check_schedule(name: Any, what: str = "pipeline_schedule") -> None:
     """A config may have the schedule `name`: one that needs no number of chunks, which configs have not.
 
     Raises:
