@@ -117,9 +117,13 @@ class StoppingRule:
 
     @property
     def n_warmup(self) -> int:
-        """Steps that do not count; half of them where step times never settled, or fewer if less than three were left."""
+        """Steps that do not count: those before step times settled, but half of all at most, unless less than three were left.
+
+        Steps that are alike to their neighbours seem to drift again and again: they would throw away what tells how much they wander.
+        """
         n = len(self._slowest_s)
-        return self._settled if self._settled is not None else min(n // 2, max(n - _FEWEST_MEASURED, 1))
+        half = max(min(n // 2, n - _FEWEST_MEASURED), 1) if n > 1 else 0
+        return half if self._settled is None else min(self._settled, half)
 
     @property
     def measured_s(self) -> float:

@@ -224,7 +224,7 @@ def test_the_number_of_steps_to_expect_follows_their_length() -> None:
     assert rule(max_steps=9).n_steps == 9
 
 
-@pytest.mark.parametrize(("correlation", "least"), [(0.0, 93), (0.5, 85), (0.9, 73)])
+@pytest.mark.parametrize(("correlation", "least"), [(0.0, 95), (0.5, 87), (0.9, 83)])
 def test_the_interval_of_a_trial_holds_though_steps_are_alike_to_their_neighbours(
     correlation: float, least: int
 ) -> None:
