@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import NamedTuple
+
+from bo_tuner.stored import known_fields
 
 __all__ = ["EXACT", "Launch", "LaunchNoise", "NoisePrior", "far_by_steps", "prior_of"]
 
@@ -21,6 +23,9 @@ _FAR_TAIL = 0.0025
 Chosen so that bounds hold with 97.5 % all the same (`benchmarks/coverage.py`)."""
 _FAR_NORMAL = 2.807
 _HALVINGS = 40
+_STUDIES_DIFFER = 0.4
+"""Standard deviation of the logarithm of what launches differ by, from study to study on one machine: one in three is over 1.5 times as noisy,
+or as quiet. Guessed."""
 
 
 class Launch(NamedTuple):
@@ -116,20 +121,45 @@ class NoisePrior:
         Args:
             configs: Per config its launches.
         """
-        again = tuple(
-            known
-            for launches in configs
-            if len(known := tuple(launch for launch in launches if math.isfinite(launch.sd))) > 1
-        )
-        return _posterior(self, again)
+        return _posterior(self, _again(configs))
+
+    def after(self, configs: Iterable[Sequence[Launch]]) -> NoisePrior:
+        """For the next study on the same machine, once earlier ones have shown these launches.
+
+        Studies differ by their models, and by what else the machine did meanwhile, so that many launches of old do not make the next study's
+        noise known any better than that; nothing is ever taken for less known than before.
+        """
+        again = _again(configs)
+        if not again:
+            return self
+        weights = _weights(self, again)
+        logs = [math.log(sd) for sd in _GRID]
+        mean = sum(weight * log for weight, log in zip(weights, logs, strict=True))
+        variance = sum(weight * (log - mean) ** 2 for weight, log in zip(weights, logs, strict=True))
+        return NoisePrior(sd=math.exp(mean), spread=min(math.hypot(math.sqrt(variance), _STUDIES_DIFFER), self.spread))
+
+    def to_dict(self) -> dict[str, float]:
+        """Plain data that JSON can hold."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, float]) -> NoisePrior:
+        """The inverse of `to_dict`."""
+        return cls(**known_fields(cls, data))
+
+
+def _again(configs: Iterable[Sequence[Launch]]) -> tuple[tuple[Launch, ...], ...]:
+    """Those that ran again, by the launches that say something."""
+    known = (tuple(launch for launch in launches if math.isfinite(launch.sd)) for launches in configs)
+    return tuple(launches for launches in known if len(launches) > 1)
 
 
 def prior_of(device: str) -> NoisePrior:
     """Of machines whose ranks compute on `device`.
 
     CPU: two cores of a shared machine that other work disturbs differed by 8.6 % over 30 configs of `benchmarks/measured/here`, four
-    passes each; the prior covers those, and leaves room for quieter machines, which three or more repeats make known. GPUs: nobody has measured them yet, so this
-    prior gives way soon: with a spread of 1.2 intervals of the first trials, when a config has run three times, held in 88 % at a noise of 10 %.
+    passes each; the prior covers those, and leaves room for quieter machines, which three or more repeats make known. GPUs: guessed, and so
+    wide that it soon gives way: with a spread of 1.2, intervals held in 88 % at a noise of 10 % when one config had run three times.
     """
     return _PRIORS.get(device, _PRIORS["cuda"])
 
@@ -139,6 +169,17 @@ _PRIORS = {"cpu": NoisePrior(sd=0.06, spread=0.6), "cuda": NoisePrior(sd=0.02, s
 
 @functools.lru_cache(maxsize=256)
 def _posterior(prior: NoisePrior, again: tuple[tuple[Launch, ...], ...]) -> LaunchNoise:
+    weights = _weights(prior, again)
+    return LaunchNoise(
+        sd=math.exp(sum(weight * math.log(sd) for weight, sd in zip(weights, _GRID, strict=True))),
+        half_width=_half_width(weights, _TAIL),
+        far=_half_width(weights, _FAR_TAIL),
+        n_free=sum(len(launches) - 1 for launches in again),
+    )
+
+
+def _weights(prior: NoisePrior, again: tuple[tuple[Launch, ...], ...]) -> list[float]:
+    """How likely each standard deviation of the grid is."""
     logs = [
         -0.5 * (math.log(sd / prior.sd) / prior.spread) ** 2 + sum(_log_likelihood(sd, one) for one in again)
         for sd in _GRID
@@ -146,13 +187,7 @@ def _posterior(prior: NoisePrior, again: tuple[tuple[Launch, ...], ...]) -> Laun
     top = max(logs)
     weights = [math.exp(log - top) for log in logs]
     total = sum(weights)
-    weights = [weight / total for weight in weights]
-    return LaunchNoise(
-        sd=math.exp(sum(weight * math.log(sd) for weight, sd in zip(weights, _GRID, strict=True))),
-        half_width=_half_width(weights, _TAIL),
-        far=_half_width(weights, _FAR_TAIL),
-        n_free=sum(len(launches) - 1 for launches in again),
-    )
+    return [weight / total for weight in weights]
 
 
 def _log_likelihood(sd: float, launches: Sequence[Launch]) -> float:

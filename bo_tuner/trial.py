@@ -24,6 +24,7 @@ __all__ = [
     "holds",
     "last_limit_bytes",
     "launch_noise",
+    "launches_of",
     "memory_margin",
     "pareto_front",
     "ranked",
@@ -341,15 +342,16 @@ def holds(result: TrialResult, limit_bytes: int) -> bool:
 
 def launch_noise(records: Iterable[TrialRecord], prior: NoisePrior) -> LaunchNoise:
     """What launches of one config differ by, as far as those that ran again show it."""
-    return prior.given(
-        [
-            Launch.of(run.measurement.step_time_s, run.measurement.step_time_interval_s)
-            for run in record.runs
-            if run.samples_per_s and run.measurement
-        ]
-        for record in records
-        if len(record.runs) > 1
-    )
+    return prior.given(launches_of(record.runs) for record in records if len(record.runs) > 1)
+
+
+def launches_of(runs: Iterable[TrialResult]) -> list[Launch]:
+    """Those of one config's runs that are complete."""
+    return [
+        Launch.of(run.measurement.step_time_s, run.measurement.step_time_interval_s)
+        for run in runs
+        if run.samples_per_s and run.measurement
+    ]
 
 
 def reopened(records: Sequence[TrialRecord]) -> list[TrialRecord]:

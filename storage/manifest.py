@@ -11,6 +11,7 @@ from bo_tuner.cluster import Cluster
 from bo_tuner.errors import StudyMismatchError, UnreadableStudyError
 from bo_tuner.fork import Fork
 from bo_tuner.goal import THROUGHPUT, Goal
+from bo_tuner.launches import NoisePrior
 from bo_tuner.origin import REAL, Origin
 from bo_tuner.source_code import changes
 from bo_tuner.space import SearchSpace
@@ -44,6 +45,9 @@ class Manifest:
     """Fingerprints of the user's code, by file or name; empty where there is none, and in studies of old."""
     fork: Fork | None = None
     """What it was forked from; None where from nothing."""
+    noise: NoisePrior | None = None
+    """What launches were expected to differ by when the study began, by earlier studies on the same devices; None where none told, and in
+    studies of old."""
     unknown: tuple[str, ...] = field(default=(), compare=False)
     """What a newer version wrote and this one has no field for: such a study is shown, and not gone on with."""
 
@@ -61,6 +65,7 @@ class Manifest:
             "environment": None if self.environment is None else dict(self.environment),
             "code": dict(self.code),
             "fork": None if self.fork is None else self.fork.to_dict(),
+            "noise": None if self.noise is None else self.noise.to_dict(),
         }
 
     @classmethod
@@ -87,6 +92,7 @@ class Manifest:
             environment=data.get("environment"),
             code=data.get("code", {}),
             fork=Fork.from_dict(data["fork"]) if data.get("fork") else None,
+            noise=NoisePrior.from_dict(data["noise"]) if data.get("noise") else None,
         )
         return replace(manifest, unknown=tuple(_unknown(data, manifest.to_dict())))
 

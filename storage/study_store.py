@@ -43,13 +43,13 @@ if TYPE_CHECKING:
 
 __all__ = ["StudyStore", "best_note"]
 
-_MANIFEST_KEY = "manifest"
+MANIFEST_KEY = "manifest"
 _SPENT_KEY = "spent"
 _STOP_KEY = "stop"
 _LIMIT_KEY = "memory_limit_bytes"
 _CALIBRATION_KEY = "calibration"
 _PROFILE_KEY = "profile"
-_CHECKS_KEY = "checks:"
+CHECKS_KEY = "checks:"
 """Followed by a trial's number: the runs of its config after it was told, when it takes no more attributes."""
 _LAUNCHES_KEY = "launches"
 """By trial and purpose, how many launches began whose end was not seen."""
@@ -100,7 +100,7 @@ class StudyStore:
             return self._manifest
         if not self.location.holds_anything or self.name not in study_names(self.location):
             return None
-        data = self._user_attrs().get(_MANIFEST_KEY)
+        data = self._user_attrs().get(MANIFEST_KEY)
         if data is None:
             if self._trials():
                 raise self._foreign()
@@ -126,11 +126,11 @@ class StudyStore:
             self._study = optuna.create_study(
                 study_name=self.name, storage=storage, directions=manifest.goal.directions, load_if_exists=True
             )
-            stored = self._user_attrs().get(_MANIFEST_KEY)
+            stored = self._user_attrs().get(MANIFEST_KEY)
             if stored is None:
                 if [direction.name.lower() for direction in self._study.directions] != manifest.goal.directions:
                     raise self._foreign()
-                storage.set_study_user_attr(self.id, _MANIFEST_KEY, manifest.to_dict())
+                storage.set_study_user_attr(self.id, MANIFEST_KEY, manifest.to_dict())
                 return manifest
         with self._readable():
             first = Manifest.from_dict(stored)
@@ -194,7 +194,7 @@ class StudyStore:
         manifest = self._own_manifest()
         if manifest is None or not manifest.origin.can_confirm:
             return completed
-        noise = launch_noise(completed, prior_of(manifest.cluster.device))
+        noise = launch_noise(completed, manifest.noise or prior_of(manifest.cluster.device))
         return [replace(record, noise=noise) for record in completed]
 
     def _trials(self, *states: optuna.trial.TrialState) -> list[optuna.trial.FrozenTrial]:
@@ -222,7 +222,7 @@ class StudyStore:
             return self._with_checks(record, attributes)
 
     def _with_checks(self, record: TrialRecord, attributes: Mapping[str, Any]) -> TrialRecord:
-        checks = attributes.get(f"{_CHECKS_KEY}{record.number}", {})
+        checks = attributes.get(f"{CHECKS_KEY}{record.number}", {})
         limit_bytes: int | None = attributes.get(_LIMIT_KEY)
         stored = checks.get("confirmations", [checks["confirmation"]] if "confirmation" in checks else [])
         confirmations = [TrialResult.from_dict(run) for run in stored]
@@ -297,7 +297,7 @@ class StudyStore:
         checks: dict[str, Any] = {"repeats": [repeat.to_dict() for repeat in record.repeats]}
         if record.confirmations:
             checks["confirmations"] = [run.to_dict() for run in record.confirmations]
-        self._set_attr(f"{_CHECKS_KEY}{record.number}", checks)
+        self._set_attr(f"{CHECKS_KEY}{record.number}", checks)
         self._save_spent()
         return record
 

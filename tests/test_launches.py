@@ -42,6 +42,16 @@ def test_repeats_of_several_configs_are_pooled_each_about_its_own_level() -> Non
     assert both.half_width < one.half_width
 
 
+def test_what_earlier_studies_showed_is_expected_and_the_next_may_still_differ() -> None:
+    draw = random.Random(4)
+    assert GPU.after([]) == GPU.after([launches(0.1, 1, draw)]) == GPU
+    for sd in (0.005, 0.1):
+        known = GPU.after([launches(sd, 5, draw) for _ in range(20)])
+        assert known.sd == pytest.approx(sd, rel=0.25)
+        assert 0.4 <= known.spread < 0.5
+        assert known.given([launches(4 * sd, 9, draw)]).sd > 2 * sd
+
+
 def test_what_the_steps_explain_is_not_counted_twice() -> None:
     draw = random.Random(2)
     wild = [launches(0.0, 2, draw, steps=0.1) for _ in range(50)]

@@ -16,7 +16,7 @@ from bo_tuner.goal import THROUGHPUT
 from bo_tuner.models.choices import Problem
 from bo_tuner.objectives import Objective
 from bo_tuner.storage import Manifest, StudyStore
-from bo_tuner.text import count, gib, large
+from bo_tuner.text import count, gib, large, percent
 from bo_tuner.workload import UNKNOWN_LENGTH, Workload
 
 __all__ = [
@@ -175,6 +175,11 @@ def introduction(
         *([f"note: {workload.model.remark}"] if workload.model.remark else []),
         *([f"data {workload.data}"] if workload.data is not None else []),
         f"on {manifest.cluster}, memory limit {gib(memory_bytes)} a rank",
+        *(
+            [f"launches of one config differ by about {percent(100 * manifest.noise.sd)}, by earlier studies here"]
+            if manifest.noise
+            else []
+        ),
         *([f"objective {manifest.goal}"] if manifest.goal != THROUGHPUT else []),
         *notes,
         *([] if space.listed else _pipelines(manifest)),

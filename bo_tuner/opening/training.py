@@ -39,7 +39,7 @@ from bo_tuner.opening.users_code import hand_over, keep_pickles
 from bo_tuner.outcome import TrialLimits
 from bo_tuner.profile import ModelProfile
 from bo_tuner.space import SearchSpace, default_config, lightest
-from bo_tuner.storage import Location, Manifest, StudyStore
+from bo_tuner.storage import Location, Manifest, StudyStore, learned_noise
 from bo_tuner.workload import OPTIMIZERS, ModelStructure, Workload
 
 __all__ = ["LONGEST_STEP_S", "Opening", "open_training"]
@@ -122,7 +122,7 @@ class Opening:
         candidates = manifest.space.candidates(manifest.cluster, DeepSpeedBackEnd())
         if _has_users_code(manifest.workload) or manifest.space.dimensions:
             self._probe(manifest.workload, candidates)
-        created = self.store.create(manifest)
+        created = self.store.create(replace(manifest, noise=learned_noise(self.store.location, manifest.cluster)))
         self._keep(manifest.workload)
         self.store.note_profile(facts.profile or facts.unprofiled_because)
         return created

@@ -11,6 +11,7 @@ import pytest
 
 from bo_tuner.errors import ConfigError, StoreError, StudyMismatchError
 from bo_tuner.goal import THROUGHPUT, Goal
+from bo_tuner.launches import NoisePrior
 from bo_tuner.origin import REAL, Origin
 from bo_tuner.space import BatchRule
 from bo_tuner.storage import Manifest
@@ -45,6 +46,14 @@ def test_the_environment_is_recorded_and_may_differ(manifest: Manifest) -> None:
     assert through_json(told).environment == {"NCCL_ALGO": "Ring"}
     old = {key: value for key, value in told.to_dict().items() if key != "environment"}
     assert Manifest.from_dict(old).environment is None
+    Manifest.from_dict(old).check_same(told, study_name="mine")
+
+
+def test_what_launches_were_expected_to_differ_by_is_recorded_and_may_differ(manifest: Manifest) -> None:
+    told = replace(manifest, noise=NoisePrior(sd=0.03, spread=0.6))
+    assert through_json(told).noise == told.noise
+    old = {key: value for key, value in told.to_dict().items() if key != "noise"}
+    assert Manifest.from_dict(old).noise is None
     Manifest.from_dict(old).check_same(told, study_name="mine")
 
 
