@@ -41,7 +41,8 @@ _SURELY_LONG_S = 0.5
 """Steps this long are so dear that a trial is ended before its warm-up is over ..."""
 _SURELY_SLOWER = (0.7, 0.4, 0.3)
 """... where the fastest of 1, 2, 3 steps after the first is longer than the incumbent's by this fraction, beyond what launches differ by.
-Where steps differed by 16 to 52 %, two cores shared with other work, they end 5 % of trials wrongly: of those within 5 % of the incumbent."""
+Where steps differed by 16 to 52 %, on two cores shared with other work, they end 5 % of windows of three steps wrongly that are 5 % slower than the
+incumbent, once launches are known to within 15 % (docs/validation.md)."""
 
 
 @dataclass(frozen=True, slots=True)
