@@ -249,7 +249,7 @@ class Engine:
                 if self._manifest.origin.is_real and not self._is_used_up(records):
                     continue  # this process was stopped meanwhile, and the clock of the trial went on
                 return False
-            if not _deserves_another_try(result, record.attempts) or self._store.n_kills(record) >= MOST_KILLS:
+            if not _deserves_another_try(result, record.attempts) or self._store.launches.n_kills(record) >= MOST_KILLS:
                 break
             record = self._store.add_attempt(record, result)
         counts = _that_counts(result, record.attempts)
@@ -266,14 +266,14 @@ class Engine:
         self, record: TrialRecord, limits: TrialLimits, records: Sequence[TrialRecord], purpose: str = ""
     ) -> TrialResult:
         """Run a config once; not if this process, or the machine, died of it twice."""
-        n_kills = self._store.n_kills(record, purpose)
+        n_kills = self._store.launches.n_kills(record, purpose)
         if n_kills >= MOST_KILLS:
             return TrialResult(
                 outcome=Outcome.FAILED,
                 reason=f"set aside: this process was killed, or the machine went down, {n_kills} times while it ran",
                 limit_bytes=limits.memory_bytes,
             )
-        with self._store.launching(record, purpose):
+        with self._store.launches.counted(record, purpose):
             return self._objective(record.config, limits=limits, on_event=self._sink(record, records, purpose))
 
     # -- running configs again -------------------------------------------------------------------------------------

@@ -13,7 +13,8 @@ from bo_tuner.launches import Launch, NoisePrior, prior_of
 from bo_tuner.origin import Origin
 from bo_tuner.outcome import TrialResult
 from bo_tuner.storage.location import Location, storage_answers
-from bo_tuner.storage.study_store import CHECKS_KEY, MANIFEST_KEY
+from bo_tuner.storage.stored_study import MANIFEST_KEY
+from bo_tuner.storage.stored_trials import CHECKS_KEY
 from bo_tuner.stored import must_be_readable
 from bo_tuner.trial import launches_of
 

@@ -19,8 +19,7 @@ from bo_tuner.report import study_to_dict, summary_text, trials_table, write_job
 from bo_tuner.report.export import check_exportable
 from bo_tuner.report.progress import ending
 from bo_tuner.report.standing import confirmation_text, margin_text, without_value
-from bo_tuner.storage import Location, Manifest, StudyStore
-from bo_tuner.storage.study_store import study_names
+from bo_tuner.storage import Location, Manifest, StudyStore, study_names
 from bo_tuner.text import count, rate
 from bo_tuner.trial import TrialRecord, best_of, last_limit_bytes, ranked
 

@@ -11,7 +11,7 @@ from bo_tuner.config import TrainConfig
 from bo_tuner.goal import Goal
 from bo_tuner.objectives import EventSink
 from bo_tuner.outcome import Outcome, TrialLimits, TrialResult
-from bo_tuner.storage.study_store import best_note
+from bo_tuner.storage import best_note
 from bo_tuner.trial import best_of
 from tests.engine.bench import TINY, Analytic, Bench, TrialState
 

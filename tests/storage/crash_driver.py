@@ -29,8 +29,7 @@ from bo_tuner.open_candidates import OpenCandidates
 from bo_tuner.outcome import Measurement, Outcome, TrialLimits, TrialResult
 from bo_tuner.samplers import make_sampler
 from bo_tuner.space import SearchSpace
-from bo_tuner.storage import Location, Manifest, StudyStore
-from bo_tuner.storage.study_store import study_names
+from bo_tuner.storage import Location, Manifest, StudyStore, study_names
 from bo_tuner.trial import TrialRecord
 from bo_tuner.workload import ModelSpec, Workload
 

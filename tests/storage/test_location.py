@@ -17,8 +17,7 @@ import pytest
 
 from bo_tuner.cli.tune import command_to_go_on
 from bo_tuner.errors import BoTunerError, ConfigError, StoreError
-from bo_tuner.storage import Location
-from bo_tuner.storage.study_store import study_names
+from bo_tuner.storage import Location, study_names
 
 if TYPE_CHECKING:
     from tests.storage.conftest import SmallDisk

@@ -97,7 +97,7 @@ def test_a_server_that_stays_away_ends_the_run_and_the_next_one_in_this_process_
 
 def test_a_ctrl_c_while_the_server_is_away_does_not_wait_for_it(store: StudyStore, server: PostgresServer) -> None:
     started = time.monotonic()
-    with pytest.raises(KeyboardInterrupt), store.drive(n_ranks=1), store.launching(store.begin(CONFIG, SPACE)):
+    with pytest.raises(KeyboardInterrupt), store.drive(n_ranks=1), store.launches.counted(store.begin(CONFIG, SPACE)):
         server.halt()
         raise KeyboardInterrupt
     assert time.monotonic() - started < 60

@@ -17,8 +17,7 @@ from bo_tuner.errors import StoreError, StudyMismatchError
 from bo_tuner.hardware import hardware_of
 from bo_tuner.outcome import Outcome, TrialResult
 from bo_tuner.space import distributions
-from bo_tuner.storage import Location, Manifest, StudyStore, best_note
-from bo_tuner.storage.study_store import study_names
+from bo_tuner.storage import Location, Manifest, StudyStore, best_note, study_names
 from bo_tuner.trial import TrialRecord, best_of
 from tests.models.gpt import GPT
 
