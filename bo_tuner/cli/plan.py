@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from bo_tuner.cli.options import AsJson, Debug
+from bo_tuner.cli.options import AsJson, Data, Debug, Dimensions, MemoryReserve, names_in
 from bo_tuner.errors import ConfigError, NothingFitsError
 from bo_tuner.objectives.training.sources import model_spec
 from bo_tuner.plan import plan as make_plan
@@ -47,10 +47,7 @@ def plan(
     seq_len: Annotated[
         int | None, typer.Option(help="Tokens per sample.", show_default="the model's longest, at most 2048")
     ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(help="FILE.py:FUNCTION that returns a data set or loader.", show_default="random samples"),
-    ] = None,
+    data: Data = None,
     precision: Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16; auto is the devices' usual.")] = "auto",
     schedules: Annotated[
         str | None,
@@ -69,21 +66,12 @@ def plan(
     max_tensor: Annotated[
         int, typer.Option(help="Largest degree of tensor parallelism; what trains here has none yet.")
     ] = 1,
-    dimension: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Also try: NAME=VALUE,VALUE:PATH of a DeepSpeed key, FILE.py:FUNCTION that returns Dimensions, or the NAME of one of an installed package; may be repeated.",
-            show_default="none",
-        ),
-    ] = None,
+    dimension: Dimensions = None,
     memory_limit: Annotated[
         str | None,
         typer.Option(help="Memory per device: a fraction of it, or bytes as in 3GiB.", show_default="0.92"),
     ] = None,
-    memory_reserve: Annotated[
-        str | None,
-        typer.Option(help="Instead: memory of each device that stays free, as in 2GiB.", show_default="8 %"),
-    ] = None,
+    memory_reserve: MemoryReserve = None,
     top: Annotated[
         int | None,
         typer.Option(help="How many configs to show.", min=1, show_default=f"{_TOP}; all with --json"),
@@ -121,7 +109,7 @@ def plan(
             seq_len=seq_len,
             data=data,
             precision=precision,
-            schedules=None if schedules is None else [name.strip() for name in schedules.split(",")],
+            schedules=None if schedules is None else names_in(schedules),
             allow_2bw=allow_2bw,
             max_tensor=max_tensor,
             dimensions=dimension or (),

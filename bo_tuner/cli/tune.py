@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from bo_tuner.cli.options import AsJson, Debug, Storage, print_json
+from bo_tuner.cli.options import AsJson, Data, Debug, Dimensions, MemoryReserve, Storage, names_in, print_json
 from bo_tuner.cli.studies import export_text, show_study
 from bo_tuner.engine import StopReason
 from bo_tuner.errors import ConfigError, NothingFitsError
@@ -78,10 +78,7 @@ def tune(
         str | None,
         typer.Option(help="Memory per rank: a fraction of the device, or bytes as in 3GiB.", show_default="0.92"),
     ] = None,
-    memory_reserve: Annotated[
-        str | None,
-        typer.Option(help="Instead: memory of each device that stays free, as in 2GiB.", show_default="8 %"),
-    ] = None,
+    memory_reserve: MemoryReserve = None,
     allow_shared_gpu: Annotated[
         bool, typer.Option("--allow-shared-gpu", help="Measure also on GPUs that other processes use.")
     ] = False,
@@ -91,10 +88,7 @@ def tune(
     max_global_batch: Annotated[
         int | None, typer.Option(help="Samples per optimizer step at most.", show_default="free")
     ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(help="FILE.py:FUNCTION that returns a data set or loader.", show_default="random samples"),
-    ] = None,
+    data: Data = None,
     data_timeout: Annotated[float, typer.Option(help="Seconds that the data may take to give a micro-batch.")] = 120.0,
     first_step_timeout: Annotated[
         float | None,
@@ -127,13 +121,7 @@ def tune(
     ] = "1f1b",
     balance: Annotated[str, typer.Option(help="Balance stages by time or parameters of layers.")] = "time",
     recompute: Annotated[str, typer.Option(help="Recompute activations: both tries it, on, off.")] = "both",
-    dimension: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Also try: NAME=VALUE,VALUE:PATH of a DeepSpeed key, FILE.py:FUNCTION that returns Dimensions, or the NAME of one of an installed package; may be repeated.",
-            show_default="none",
-        ),
-    ] = None,
+    dimension: Dimensions = None,
     sampler: Annotated[str, typer.Option(help="bo, tpe, gp, random, grid, climb, doubling or deepspeed.")] = "bo",
     min_gain: Annotated[
         str,
@@ -200,7 +188,7 @@ def tune(
             optimizer=optimizer,
             zero_stages=_stages(zero_stages),
             max_depth=max_depth,
-            schedules=tuple(name.strip() for name in schedules.split(",")),
+            schedules=names_in(schedules),
             balance=balance,
             recompute=recompute,
             dimensions=dimension or (),
