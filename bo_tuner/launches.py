@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
+from bo_tuner.quantiles import half_width
 from bo_tuner.stored import known_fields
 
 __all__ = ["EXACT", "Launch", "LaunchNoise", "NoisePrior", "far_by_steps", "prior_of"]
@@ -15,14 +16,10 @@ __all__ = ["EXACT", "Launch", "LaunchNoise", "NoisePrior", "far_by_steps", "prio
 _NORMAL = 1.96
 _GRID = tuple(math.exp(math.log(1e-3) + step * math.log(500) / 79) for step in range(80))
 """Standard deviations that are weighed: 0.1 % to 50 %, evenly in their logarithm."""
-_WIDEST = 4.0
-"""No half of an interval is looked for beyond this many times the largest of them."""
-_TAIL = 0.025
-_FAR_TAIL = 0.0025
-"""Beyond which a trial is ended early: of configs about as fast as the best, only unlucky launches are, so another launch is faster in the mean.
+_FAR_OUTSIDE = 0.005
+"""On both sides, beyond which a trial is ended early: of configs about as fast as the best, only unlucky launches are, so another launch is faster in the mean.
 Chosen so that bounds hold with 97.5 % all the same (`benchmarks/coverage.py`)."""
 _FAR_NORMAL = 2.807
-_HALVINGS = 40
 _STUDIES_DIFFER = 0.4
 """Standard deviation of the logarithm of what launches differ by, from study to study on one machine: one in three is over 1.5 times as noisy,
 or as quiet. Guessed."""
@@ -170,10 +167,11 @@ _PRIORS = {"cpu": NoisePrior(sd=0.06, spread=0.6), "cuda": NoisePrior(sd=0.02, s
 @functools.lru_cache(maxsize=256)
 def _posterior(prior: NoisePrior, again: tuple[tuple[Launch, ...], ...]) -> LaunchNoise:
     weights = _weights(prior, again)
+    parts = [(weight, 0.0, sd) for weight, sd in zip(weights, _GRID, strict=True)]
     return LaunchNoise(
         sd=math.exp(sum(weight * math.log(sd) for weight, sd in zip(weights, _GRID, strict=True))),
-        half_width=_half_width(weights, _TAIL),
-        far=_half_width(weights, _FAR_TAIL),
+        half_width=half_width(parts),
+        far=half_width(parts, outside=_FAR_OUTSIDE),
         n_free=sum(len(launches) - 1 for launches in again),
     )
 
@@ -197,15 +195,3 @@ def _log_likelihood(sd: float, launches: Sequence[Launch]) -> float:
     level = sum(precision * launch.log_step for precision, launch in pairs) / total
     misfit = sum(precision * (launch.log_step - level) ** 2 for precision, launch in pairs)
     return 0.5 * (sum(map(math.log, precisions)) - math.log(total) - misfit)
-
-
-def _half_width(weights: Sequence[float], tail: float) -> float:
-    """Beyond which this share of the mixture of normal distributions lies, on either side."""
-    low, high = 0.0, _WIDEST * _GRID[-1]
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        beyond = sum(
-            weight * 0.5 * math.erfc(middle / sd / math.sqrt(2)) for weight, sd in zip(weights, _GRID, strict=True)
-        )
-        low, high = (middle, high) if beyond > tail else (low, middle)
-    return high

@@ -7,24 +7,25 @@ from collections.abc import Sequence
 
 __all__ = ["half_width"]
 
-_BEYOND = 0.05
 _FAR = 4.0
-_HALVINGS = 24
+"""Standard deviations, of the widest part, beyond which nothing is looked for."""
+_HALVINGS = 32
 
 
-def half_width(parts: Sequence[tuple[float, float, float]]) -> float:
-    """How far from zero, on either side, 95 % of a mixture reach.
+def half_width(parts: Sequence[tuple[float, float, float]], *, outside: float = 0.05) -> float:
+    """How far from zero, on either side, a mixture reaches, but for the share `outside`.
 
     Args:
         parts: Weight, mean and standard deviation of each normal distribution; weights need not add up to one.
+        outside: Of both sides together; much more than lies beyond four standard deviations of a normal distribution.
     """
-    beyond = 2 * _BEYOND * math.fsum(weight for weight, _, _ in parts)
+    allowed = 2 * outside * math.fsum(weight for weight, _, _ in parts)
     scaled = [(weight, mean, math.sqrt(2) * sd) for weight, mean, sd in parts]
     low, high = 0.0, max(abs(mean) + _FAR * sd for _, mean, sd in parts)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        outside = math.fsum(
+        beyond = math.fsum(
             weight * (math.erfc((middle - mean) / sd) + math.erfc((middle + mean) / sd)) for weight, mean, sd in scaled
         )
-        low, high = (middle, high) if outside > beyond else (low, middle)
+        low, high = (middle, high) if beyond > allowed else (low, middle)
     return high
